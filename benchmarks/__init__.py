@@ -1,0 +1,1 @@
+"""Benchmarks of gnnagg: graphs, opponents, timing and the tables made from them."""

@@ -1,0 +1,67 @@
+// The CPU ops, as they are registered, and what they share: tensors to the plain arguments of kernels.h.
+#pragma once
+
+#include <tuple>
+
+#include "bridge/check.h"
+#include "bridge/parallel.h"
+#include "cpu/kernels.h"
+
+namespace gnnagg::cpu {
+
+using bridge::OptionalTensor;
+using bridge::ScalarType;
+using bridge::Tensor;
+
+inline FeatureType feature_type(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double: return kDouble;
+    case ScalarType::Half: return kHalf;
+    case ScalarType::BFloat16: return kBFloat16;
+    default: return kFloat;
+  }
+}
+
+inline IndexType index_type(ScalarType type) { return type == ScalarType::Long ? kInt64 : kInt32; }
+
+// Checks one CSR and its schedule; `splits` may be null.
+inline CsrArgs csr_args(const char* op, const Tensor& rowptr, const Tensor& col, const Tensor& spans,
+                        const Tensor* splits) {
+  const ScalarType index = bridge::check_csr(rowptr, col, op);
+  const int64_t num_spans = bridge::check_schedule(spans, index, op);
+  if (splits) bridge::check_tensor(*splits, op, "splits", index, {num_spans + 1, 2});
+  return {rowptr.const_data_ptr(), col.const_data_ptr(), spans.const_data_ptr(),
+          splits ? splits->const_data_ptr() : nullptr, rowptr.numel() - 1, num_spans};
+}
+
+// Bytes of `rows` feature rows of every batch.
+inline int64_t bytes_moved(const bridge::FeatureShape& shape, int64_t rows, ScalarType type) {
+  return shape.batch * rows * shape.width * (type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2);
+}
+
+// Split rows that the schedule lists.
+int64_t count_split_rows(const Tensor& splits);
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> csr_from_coo(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols,
+                                                        int64_t loops, bool wide);
+std::tuple<Tensor, Tensor, Tensor> csr_transpose(Tensor rowptr, Tensor col, int64_t num_cols);
+std::tuple<Tensor, Tensor> build_spans(Tensor rowptr, int64_t num_edges, int64_t num_spans);
+
+// The arguments t_* of the differentiable ops are for autograd formulas; no kernel reads them.
+Tensor aggregate_sum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor splits, OptionalTensor perm,
+                     OptionalTensor weight, OptionalTensor src_scale, OptionalTensor dst_scale, bool mean, bool acc_out,
+                     OptionalTensor t_rowptr, OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
+                     OptionalTensor t_splits);
+std::tuple<Tensor, Tensor> aggregate_extremum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor splits,
+                                              bool minimum, bool with_arg, OptionalTensor t_rowptr, OptionalTensor t_col,
+                                              OptionalTensor t_slot, OptionalTensor t_spans, OptionalTensor t_splits);
+Tensor extremum_backward(Tensor grad, Tensor arg, Tensor x, Tensor out, Tensor rowptr, Tensor col, Tensor spans,
+                         Tensor splits, Tensor t_rowptr, Tensor t_col, Tensor t_position, Tensor t_spans,
+                         Tensor t_splits);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_multi(
+    Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor splits, int64_t which, bool with_arg,
+    OptionalTensor t_rowptr, OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
+    OptionalTensor t_splits);
+Tensor edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor col, Tensor spans, OptionalTensor perm, int64_t heads);
+
+}  // namespace gnnagg::cpu

@@ -1,0 +1,62 @@
+// LaunchPlan: how a kernel with several phases is launched. Either once, cooperatively, with the whole grid co-resident and
+// grid.sync() between phases; or once per phase. Both run the same code over the same schedule and give the same bits.
+//
+// A kernel that is launched here takes one argument struct with a member `Phases phases`, runs the phases it is told to,
+// and passes grid.sync() only if `phases.together`.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace gnnagg {
+
+// What GNNAGG_LAUNCH and gnnagg.launch_mode choose.
+enum class LaunchMode : int { kAuto = 0, kCooperative = 1, kStaged = 2 };
+
+LaunchMode launch_mode();
+LaunchMode set_launch_mode(LaunchMode mode);
+
+// Which phases a launch runs.
+struct Phases {
+  uint32_t bits;  // bit p: phase p runs in this launch
+  bool together;  // all in one launch: grid.sync() stands between them
+
+  __host__ __device__ bool has(int phase) const { return bits >> phase & 1u; }
+};
+
+struct LaunchPlan {
+  const void* kernel;
+  int grid;           // blocks
+  int block;          // threads
+  int blocks_per_sm;  // that can be co-resident, in the current context
+  int sms;
+  bool cooperative;
+
+  // Plans a launch of `useful_blocks` blocks at most, on the current device. Takes the occupancy of this very kernel, which
+  // MPS and MIG shrink, so a cooperative grid is co-resident by construction.
+  static LaunchPlan of(const void* kernel, int block, int64_t useful_blocks, int num_phases);
+};
+
+// Throws std::runtime_error that names the call and CUDA's reason.
+void check_cuda(cudaError_t status, const char* what);
+
+namespace detail {
+// Launches; for a cooperative grid that the driver refuses as too large returns false and clears the error.
+bool launch(const LaunchPlan& plan, void* args, bool cooperative, cudaStream_t stream);
+}  // namespace detail
+
+// The one launch site: runs phases 0 .. num_phases - 1 of the plan's kernel, in order.
+template <typename Args>
+void launch_phases(const LaunchPlan& plan, Args args, int num_phases, cudaStream_t stream) {
+  if (plan.cooperative) {
+    args.phases = {(1u << num_phases) - 1u, true};
+    if (detail::launch(plan, &args, true, stream)) return;
+  }
+  for (int phase = 0; phase < num_phases; ++phase) {
+    args.phases = {1u << phase, false};
+    detail::launch(plan, &args, false, stream);
+  }
+}
+
+}  // namespace gnnagg

@@ -1,0 +1,49 @@
+"""gnnagg: load-balanced graph neural network aggregation for PyTorch, on CUDA and CPU.
+
+The layers, drop-in subclasses of PyG's, are in ``gnnagg.nn`` and are imported on first use, so that gnnagg itself needs
+no torch_geometric.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from ._graph_cache import clear as clear_graph_cache
+from ._graph_cache import info as graph_cache_info
+from ._graph_cache import set_limit as set_graph_cache_limit
+from .aggregate import aggregate
+from .edge_dot import edge_dot
+from .graph import Graph
+from .launch import apply_environment, launch_mode
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from . import nn, reference
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Graph",
+    "Schedule",
+    "aggregate",
+    "clear_graph_cache",
+    "edge_dot",
+    "graph_cache_info",
+    "launch_mode",
+    "nn",
+    "reference",
+    "set_graph_cache_limit",
+]
+
+_LAZY = ("datasets", "nn", "reference")
+
+_native.load()
+apply_environment()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'gnnagg' has no attribute {name!r}")

@@ -1,0 +1,268 @@
+"""The benchmark harness on the CPU: references, verdicts, result files. Times are never asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import bench_aggregate, checking, graphs, harness, opponents, published, results  # noqa: E402
+from benchmarks.harness import Case, Contender, Direction, Op, Settings  # noqa: E402
+
+CPU = torch.device("cpu")
+SETTINGS = Settings(device=CPU, repeat=1, quick=True)
+NAMES = ("arxiv", "uni4", "hub", "hub-by-source", "no-hub", "uniform50", "small-200k")
+
+
+class Reference(Contender):
+    """Plain torch, right; stands for ours, so that the harness is tested without the libraries."""
+
+    name = "reference"
+    mode = "cpu"
+
+    def prepare(self, case: Case) -> None:
+        self._case = case
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph, op = self._case.graph, self._case.op
+        index = graph.row.long().unsqueeze(1).expand(-1, x.size(1))
+        reduce = {"sum": "sum", "max": "amax"}[op]
+        messages = x.float().index_select(0, graph.col)
+        out = torch.zeros(graph.num_nodes, x.size(1)).scatter_reduce(0, index, messages, reduce, include_self=False)
+        return out.to(x.dtype)
+
+
+class Scaled(Reference):
+    """One part in a hundred too large."""
+
+    name = "scaled"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1.01
+
+
+class OneRowWrong(Reference):
+    """A single element of a short row is wrong, beside rows a thousand times larger."""
+
+    name = "one row wrong"
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x).clone()
+        short = int((self._case.graph.degree == 1).nonzero()[0])
+        out[short, 0] += 0.01
+        return out
+
+
+class Unwritten(Reference):
+    """Leaves its result as the allocator gave it."""
+
+    name = "unwritten"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.full_like(x, float("nan"))
+
+
+class Raising(Reference):
+    name = "raising"
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("no kernel for this\nsecond line")
+
+
+def small_case(op: Op = "sum", direction: Direction = "fwd", name: str = "arxiv", features: int = 20) -> Case:
+    graph = graphs.build(name, CPU, scale=0.0005 if name == "hub" else 0.005)
+    return harness.make_case(op, graph, features, torch.float32, direction)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graph_is_a_sorted_csr(name: str) -> None:
+    graph = graphs.build(name, CPU, scale=0.002)
+    assert graph.rowptr.dtype == torch.int64 and graph.col.dtype == graph.row.dtype == torch.int32
+    assert graph.rowptr.numel() == graph.num_nodes + 1
+    assert int(graph.rowptr[0]) == 0 and int(graph.rowptr[-1]) == graph.num_edges
+    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degree)
+    assert torch.equal(rows, graph.row.long())
+    key = graph.row.long() * graph.num_nodes + graph.col
+    assert bool((key[1:] >= key[:-1]).all())
+    assert int(graph.col.min()) >= 0 and int(graph.col.max()) < graph.num_nodes
+    assert not graph.standard
+
+
+def test_hub_by_source_is_the_hub_graph_turned_round() -> None:
+    hub, turned = (graphs.build(name, CPU, scale=0.001) for name in ("hub", "hub-by-source"))
+    out_degree = torch.bincount(turned.col, minlength=turned.num_nodes)
+    assert torch.equal(out_degree, hub.degree)
+    assert hub.max_degree >= 4000
+
+
+def test_undirected_npz_gets_both_directions_and_keeps_loops_single(tmp_path: Path) -> None:
+    import numpy as np
+
+    edges = np.array([[0, 0, 2], [1, 2, 2]], dtype=np.int32)
+    np.savez(tmp_path / "musae-github.npz", edge_index=edges, num_nodes=3, directed=0)
+    graph = graphs.build("musae-github", CPU, root=tmp_path)
+    assert graph.rowptr.tolist() == [0, 2, 3, 5]
+    assert graph.col.tolist() == [1, 2, 0, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["arxiv", "hub"])
+def test_reference_equals_a_dense_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "BLOCK_VALUES", 1000)
+    monkeypatch.setattr(checking, "PIECE_EDGES", 7)
+    case = small_case(name=name, features=3)
+    graph, x = case.graph, case.x.double()
+    dense = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
+    dense.index_put_((graph.row.long(), graph.col.long()), torch.ones(()).double(), accumulate=True)
+    torch.testing.assert_close(checking.reference_forward(case.x, graph, "sum"), dense @ x)
+    torch.testing.assert_close(checking.reference_backward(case.x, case.x, graph, "sum"), dense.T @ x)
+
+
+def test_reference_maximum_shares_the_gradient_among_ties() -> None:
+    source, target = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 0, 1])
+    graph = graphs.from_coo("ties", source, target, 3)
+    x = torch.tensor([[1.0], [5.0], [5.0]])
+    assert checking.reference_forward(x, graph, "max").flatten().tolist() == [5.0, 5.0, 0.0]
+    grad = torch.tensor([[2.0], [3.0], [7.0]])
+    assert checking.reference_backward(x, grad, graph, "max").flatten().tolist() == [0.0, 1.0, 4.0]
+
+
+def test_reference_of_rows_without_edges_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "BLOCK_VALUES", 2)
+    graph = graphs.from_coo("last rows empty", torch.tensor([0, 1, 1]), torch.tensor([1, 1, 1]), 4)
+    x = torch.tensor([[2.0], [-3.0], [5.0], [7.0]])
+    assert checking.reference_forward(x, graph, "sum").flatten().tolist() == [0, -4, 0, 0]
+    assert checking.reference_forward(x, graph, "max").flatten().tolist() == [0, 2, 0, 0]
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
+def test_right_contender_is_ok(op: Op, direction: Direction) -> None:
+    (result,) = harness.measure([Reference()], small_case(op, direction), SETTINGS)
+    assert result.verdict == "ok"
+    assert result.scaled_error is not None and result.scaled_error < 1e-5
+    assert result.time_ms is not None and result.peak_bytes is None
+    assert result.repeats_bitwise
+
+
+@pytest.mark.parametrize("contender", [Scaled, OneRowWrong, Unwritten])
+def test_wrong_contender_is_flagged_with_its_error(contender: type[Contender]) -> None:
+    mine, theirs = harness.measure([Reference(), contender()], small_case(), SETTINGS)
+    assert (mine.verdict, theirs.verdict) == ("ok", "wrong")
+    assert theirs.scaled_error is not None and theirs.scaled_error > 1e-3
+    row = harness.cell_rows(small_case(), mine, [theirs], mode="cpu")[0]
+    assert row["opponent_verdict"] == "wrong" and row["opponent_max_rel_error"] == theirs.scaled_error
+    assert row["max_rel_error"] < 1e-5
+
+
+def test_raising_contender_is_reported_with_its_reason() -> None:
+    _, theirs = harness.measure([Reference(), Raising()], small_case(), SETTINGS)
+    assert theirs.verdict == "failed: RuntimeError no kernel for this"
+    assert theirs.time_ms is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_error_is_unbounded_for_what_is_not_finite(bad: float) -> None:
+    reference = torch.zeros(4, 3, dtype=torch.float64)
+    out = torch.zeros(4, 3)
+    assert checking.compare(out, reference).scaled == 0
+    out[2, 1] = bad
+    assert not checking.compare(out, reference).within(1e30)
+    assert not checking.compare(torch.zeros(4, 2), reference).within(1e30)
+
+
+@pytest.mark.parametrize("key", ["torch.sparse", "torch.sparse.mm", "segment_reduce", "pyg"])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_cpu_opponents_are_right(key: str, op: Op) -> None:
+    if key == "pyg":
+        pytest.importorskip("torch_geometric")
+    case = small_case(op)
+    (opponent,) = opponents.choose([key], None)
+    if not opponent.supports(case):
+        pytest.skip(f"{opponent.name} has no {op}")
+    (result,) = harness.measure([opponent], case, SETTINGS)
+    assert result.verdict == "ok", result
+
+
+def test_published_times_are_found_by_cell() -> None:
+    assert published.published_times("sum", "fwd", "fp32", "reddit", 128) == [("rode (kernels table)", 6.05)]
+    assert published.published_times("max", "fwd+bwd", "fp32", "hub", 128) == [("turbo-gnn (kernels table)", 10.5)]
+    assert published.published_times("sum", "fwd", "bf16", "hub", 16) == []
+
+
+def test_result_file_round_trip(tmp_path: Path) -> None:
+    case = small_case()
+    mine, theirs = harness.measure([Reference(), Unwritten()], case, SETTINGS)
+    rows = harness.cell_rows(case, mine, [theirs], mode="cpu", published=[("elsewhere", 2.0)], ceiling_tb_s=9.0)
+    path = results.write_results("trial", results.metadata(CPU), rows, tmp_path, CPU)
+    assert path == tmp_path / "cpu" / "trial.json"
+    document = json.loads(path.read_text())
+    results.validate(document)
+    first, second = document["rows"]
+    assert first["max_rel_error"] < 1e-5
+    assert first["opponent_max_rel_error"] == results.UNBOUNDED
+    assert first["ceiling_fraction"] > 0
+    assert second["ratio"] == pytest.approx(2.0 / second["time_ms"], rel=1e-3)
+    results.print_rows("trial", rows)
+
+
+def test_invalid_result_files_are_refused(tmp_path: Path) -> None:
+    meta = results.metadata(CPU)
+    row = results.blank_row(op="sum", direction="fwd", mode="cpu")
+    results.validate({"meta": meta, "rows": [row]})
+    for broken in ({"extra": 1}, {"time_ms": "fast"}, {"direction": "sideways"}, {"mode": "turbo"}):
+        with pytest.raises(ValueError, match="row 0"):
+            results.validate({"meta": meta, "rows": [row | broken]})
+    with pytest.raises(ValueError, match="commit"):
+        results.validate({"meta": {key: meta[key] for key in meta if key != "commit"}, "rows": []})
+
+
+def test_command_line_is_recorded_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(ROOT / "benchmarks" / "bench_aggregate.py")
+    monkeypatch.setattr(sys, "argv", [script, "--root", "/somewhere/graphs", "--out=/else/where", "--suite", "cpu"])
+    command = results.metadata(CPU)["command"]
+    assert command == "python3 benchmarks/bench_aggregate.py --root <graphs> --out=<where> --suite cpu"
+
+
+def test_targets_take_the_fastest_right_opponent() -> None:
+    def row(opponent: str, ratio: float, verdict: str = "ok", graph: str = "arxiv") -> results.Row:
+        shape = [10, 64]
+        fields = {"op": "sum", "graph": graph, "shape": shape, "dtype": "fp32", "direction": "fwd", "mode": "auto"}
+        measured = {"time_ms": 1.0, "opponent": opponent, "ratio": ratio, "opponent_verdict": verdict}
+        return results.blank_row(**fields, **measured)
+
+    rows = [row("cusparse alg2", 3.0), row("cusparse alg3", 2.0), row("cusparse alg3", 0.5, "wrong", "hub")]
+    rows.append(row("cusparse alg2", 8.0, graph="hub"))
+    geomean, every, *_ = bench_aggregate.targets_sum(rows)
+    assert geomean.met is True and geomean.measured == "4"
+    assert every.measured.startswith("2 (arxiv F=64")
+
+
+def test_cpu_suite_writes_a_valid_file(tmp_path: Path) -> None:
+    gnnagg = pytest.importorskip("gnnagg")
+    native = getattr(gnnagg, "_native", None)
+    if native is not None and not native.available("cpu"):
+        pytest.skip("the CPU library is not built")
+    arguments = ["--suite", "cpu", "--quick", "--repeat", "1", "--dtypes", "fp32", "--opponents", "torch.sparse.mm"]
+    bench_aggregate.main([*arguments, "--out", str(tmp_path)])
+    document = json.loads((tmp_path / "cpu" / "aggregate_cpu.json").read_text())
+    results.validate(document)
+    assert {row["op"] for row in document["rows"]} == {"sum", "max"}
+    assert all(row["max_rel_error"] is not None and row["max_rel_error"] < 1e-4 for row in document["rows"])
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks import plot
+
+    case = small_case()
+    measured = harness.measure([Reference(), Scaled()], case, SETTINGS)
+    rows = harness.cell_rows(case, measured[0], measured[1:], mode="cpu")
+    path = results.write_results("trial", results.metadata(CPU), rows, tmp_path, CPU)
+    assert [written.suffix for written in plot.plot_file(path)] == [".png", ".png"]

@@ -1,0 +1,79 @@
+"""Runs tests/gpu and records the outcome as benchmarks/results/<gpu>/tests.json.
+
+    python3 -m tools.record_gpu_tests [arguments of pytest]
+
+The record names the csrc tree that was tested as git names it (`git rev-parse HEAD:csrc`). It is computed from the
+files themselves, so it also holds for changes that are not committed yet and where there is no git.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import torch
+
+from benchmarks.results import ROOT, device_folder, metadata
+
+
+def git_tree_hash(folder: Path) -> str:
+    """Returns the id that git would give the tree of `folder`, were all its files committed."""
+    entries = []
+    for path in folder.iterdir():
+        if path.is_dir():
+            if any(child.is_file() for child in path.rglob("*")):  # git knows no empty folders
+                entries.append((path.name + "/", "40000", git_tree_hash(path)))
+        else:
+            mode = "100755" if path.stat().st_mode & 0o100 else "100644"
+            entries.append((path.name, mode, _git_object_id("blob", path.read_bytes())))
+    tree = b"".join(
+        f"{mode} {name.rstrip('/')}".encode() + b"\0" + bytes.fromhex(identity)
+        for name, mode, identity in sorted(entries, key=lambda entry: entry[0].encode())
+    )
+    return _git_object_id("tree", tree)
+
+
+def _git_object_id(kind: str, content: bytes) -> str:
+    return hashlib.sha1(f"{kind} {len(content)}".encode() + b"\0" + content).hexdigest()
+
+
+def run_tests(arguments: list[str]) -> tuple[int, dict[str, int]]:
+    """Returns pytest's exit status and how many tests passed, failed and were skipped."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "tests/gpu", f"--junitxml={report}", *arguments]
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if not report.exists():
+            return status or 1, {"passed": 0, "failed": 0, "skipped": 0}
+        suite = next(ElementTree.parse(report).iter("testsuite"))
+    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+    return status, {"passed": total - failed - skipped, "failed": failed, "skipped": skipped}
+
+
+def main() -> int:
+    """Runs, records, prints where; returns the exit status."""
+    if not torch.cuda.is_available():
+        print("make gpu-test needs a CUDA device, and torch sees none", file=sys.stderr)
+        return 1
+    device = torch.device("cuda", torch.cuda.current_device())
+    csrc = git_tree_hash(ROOT / "csrc")
+    status, counts = run_tests(sys.argv[1:])
+    if counts["passed"] == 0:
+        print("no GPU test passed; nothing recorded", file=sys.stderr)
+        return status or 1
+    record = {"csrc": csrc, "counts": counts, **metadata(device), "command": "make gpu-test"}
+    path = ROOT / "benchmarks" / "results" / device_folder(device) / "tests.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{counts} recorded in {path.relative_to(ROOT)}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
