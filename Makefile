@@ -47,7 +47,8 @@ $(VENV)/.ready-%: pyproject.toml
 	@echo "== setting up $(VENV) with $(call torch_requirement,$(TORCH))"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q $(call torch_requirement,$(TORCH))
-	$(PY) -m pip install -q --editable '.[dev]' --config-settings=wheel.cmake=false
+	$(PY) -m pip install -q --editable '.[dev]' \
+	  --config-settings=wheel.cmake=false --config-settings=editable.mode=inplace
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 

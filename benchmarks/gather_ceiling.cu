@@ -52,10 +52,10 @@ __device__ __forceinline__ void add_from_lane(uint4& total, int offset) {
 }
 
 template <int kTeam, int kPieces, int kUnroll>
-__global__ void __launch_bounds__(kThreads)
-    sum_rows(const uint4* __restrict__ table,             // [rows, kPieces, kTeam]
-             const int32_t* __restrict__ ids,             // [count]
-             int64_t count, uint4* __restrict__ partial)  // [warps, kPieces, kTeam]
+__global__ void __launch_bounds__(kThreads) sum_rows(const uint4* __restrict__ table,  // [rows, kPieces, kTeam]
+                                                     const int32_t* __restrict__ ids,  // [count]
+                                                     int64_t count,
+                                                     uint4* __restrict__ partial)  // [warps, kPieces, kTeam]
 {
   constexpr int kTeams = kWarp / kTeam;
   constexpr int kSteps = kTeam;  // 32 ids over kTeams teams

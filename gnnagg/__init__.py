@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import _native
+from . import _native, extremum, multi
 from ._graph_cache import clear as clear_graph_cache
 from ._graph_cache import info as graph_cache_info
 from ._graph_cache import set_limit as set_graph_cache_limit
@@ -17,6 +17,7 @@ from .aggregate import aggregate
 from .edge_dot import edge_dot
 from .graph import Graph
 from .launch import apply_environment, launch_mode
+from .nn.fallback import reset_stats, stats
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -34,9 +35,13 @@ __all__ = [
     "launch_mode",
     "nn",
     "reference",
+    "reset_stats",
     "set_graph_cache_limit",
+    "stats",
 ]
 
+# The pages whose ops have no public function of their own: importing them declares the ops.
+_DECLARED = (extremum, multi)
 _LAZY = ("datasets", "nn", "reference")
 
 _native.load()

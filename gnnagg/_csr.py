@@ -122,7 +122,7 @@ class Csr:
     def schedule(self, row_bytes: int) -> Schedule:
         """Spans for feature rows of ``row_bytes`` bytes; built once per number of spans."""
         spans = num_spans(self.num_rows, self.num_edges, row_bytes, self.rowptr.device)
-        known = self._schedules.get(spans)
+        known = self._schedules.get(spans) if isinstance(spans, int) else None
         if known is None:
             known = Schedule.build(self.rowptr, self.num_edges, spans)
             if not being_traced():
@@ -131,7 +131,8 @@ class Csr:
 
     def remember(self, schedule: Schedule) -> None:
         """Keeps a schedule that was built elsewhere."""
-        self._schedules[schedule.num_spans] = schedule
+        if isinstance(schedule.num_spans, int):  # a symbolic size of compiled code is no key
+            self._schedules[schedule.num_spans] = schedule
 
     def transposed(self) -> Csr:
         """CSR over the columns; within a row, edges in ascending slot order."""
@@ -144,7 +145,9 @@ class Csr:
         return Csr(moved[0], moved[1], moved[2], self.num_cols, slot=moved[3])
 
     def __getstate__(self) -> dict[str, Any]:
-        tensors = dict(zip(("rowptr", "col", "perm", "slot"), (self.rowptr, self.col, self.perm, self.slot), strict=True))
+        tensors = dict(
+            zip(("rowptr", "col", "perm", "slot"), (self.rowptr, self.col, self.perm, self.slot), strict=True)
+        )
         return {**tensors, "num_cols": self.num_cols}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -162,8 +165,7 @@ class Csr:
                 continue
             if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
                 raise ValueError(
-                    f"Graph.from_csr: {name} must be a 1-D int32 or int64 tensor, "
-                    f"got {tensor.dim()}-D {tensor.dtype}"
+                    f"Graph.from_csr: {name} must be a 1-D int32 or int64 tensor, got {tensor.dim()}-D {tensor.dtype}"
                 )
             if tensor.device != rowptr.device:
                 raise ValueError(f"Graph.from_csr: {name} must be on {rowptr.device}, got {tensor.device}")
@@ -185,7 +187,9 @@ class Csr:
             position = torch.where(bad[first] | ~pointers_fit, first, _NO_FAULT)
             fault = torch.stack([position, torch.where(pointers_fit, 0, -1), col[first].long()])
         else:
-            fault = torch.stack([torch.where(pointers_fit, _NO_FAULT, 0), torch.where(pointers_fit, 0, -1), rowptr[0] * 0])
+            fault = torch.stack(
+                [torch.where(pointers_fit, _NO_FAULT, 0), torch.where(pointers_fit, 0, -1), rowptr[0] * 0]
+            )
         watch = FaultWatch.start(fault.long(), "rowptr, col", None, num_cols)
         if watch is not None:  # not known yet to be sound: make every later read safe without asking the device
             healthy = pointers_fit & ~bad.any()

@@ -178,8 +178,8 @@ def _find_fault(backend: str) -> _Missing | None:
 
 def _find_gpu_fault(index: int) -> _Missing | None:
     info = build_info()
-    if info is None:
-        return None  # without the note, the launch itself reports an unsupported GPU
+    if info is None or not info.cuda_archs:
+        return None  # without the note of this library, the launch itself reports an unsupported GPU
     capability = torch.cuda.get_device_capability(index)
     if runs_on(capability, info.cuda_archs):
         return None

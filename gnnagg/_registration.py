@@ -87,7 +87,7 @@ def differentiable(
             return op(*args)
         graph.raise_known_fault()
         if torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
-            return Eager.apply(graph, *args)
+            return Eager.apply(graph, *args)  # type: ignore[no-untyped-call]
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 

@@ -25,14 +25,16 @@ from ._registration import being_traced, declare, differentiable
 from .edge_dot import edge_dot
 from .graph import Graph
 
-__all__ = ["Reduce", "aggregate", "sum_rows"]
+__all__ = ["Reduce", "aggregate", "reduce_features", "sum_rows"]
 
 Reduce = Literal["sum", "mean", "max", "min", "std", "var"]
 _REDUCES = get_args(Reduce)
 
 
 @overload
-def aggregate(x: Tensor, graph: Graph, weight: Tensor | None = None, reduce: Reduce = "sum") -> Tensor: ...
+def aggregate(  # type: ignore[overload-overlap]
+    x: Tensor, graph: Graph, weight: Tensor | None = None, reduce: Reduce = "sum"
+) -> Tensor: ...
 @overload
 def aggregate(
     x: Tensor, graph: Graph, weight: Tensor | None = None, *, reduce: Sequence[Reduce]
@@ -84,13 +86,13 @@ def aggregate(
             features, graph, weight = _weighted_messages(features, graph, weight), graph.edge_view(), None
     else:
         dtype = features.dtype
-    results = [out.to(dtype) for out in _reduce_rows(features, graph, weight, names, dtype)]
+    results = [out.to(dtype) for out in reduce_features(features, graph, weight, names, dtype)]
     if x.dim() == 3 and features.dim() == 2:
         results = [out.unflatten(-1, x.shape[1:]) for out in results]
     return results[0] if isinstance(reduce, str) else tuple(results)
 
 
-def _reduce_rows(
+def reduce_features(
     features: Tensor, graph: Graph, weight: Tensor | None, names: Sequence[str], dtype: torch.dtype
 ) -> Sequence[Tensor]:
     """One result per name, on features ``[.., num_src, F]``."""
@@ -126,7 +128,8 @@ def _weighted_messages(features: Tensor, graph: Graph, weight: Tensor) -> Tensor
     messages = sum_rows(features, graph.source_view())
     heads = weight.size(1) if weight.dim() == 2 else 1
     scaled = messages.unflatten(-1, (heads, -1)) * weight.view(-1, heads, 1)
-    return scaled.flatten(-2).to(features.dtype)
+    result: Tensor = scaled.flatten(-2).to(features.dtype)
+    return result
 
 
 def sum_rows(

@@ -63,7 +63,7 @@ class NodeDataset:
 
     def to(self, device: torch.device | str) -> NodeDataset:
         """The same data set with every tensor on ``device``."""
-        moved = {
+        moved: dict[str, Any] = {
             field.name: value.to(device)
             for field in dataclasses.fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
@@ -254,18 +254,15 @@ def _with_random_split(name: str, source: str, data: Any, seed: int) -> NodeData
 def _split_per_class(y: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Masks of 20 training nodes per class, 30 validation nodes per class, and the rest."""
     generator = torch.Generator().manual_seed(seed)
-    train, val, test = [], [], []
+    chosen: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for label in range(num_classes):
         members = (y == label).nonzero().squeeze(1)
         members = members[torch.randperm(members.numel(), generator=generator)]
         parts = members.tensor_split([_TRAIN_PER_CLASS, _TRAIN_PER_CLASS + _VAL_PER_CLASS])
-        for chosen, part in zip((train, val, test), parts, strict=True):
-            chosen.append(part)
-    return (
-        _mask(torch.cat(train), y.numel()),
-        _mask(torch.cat(val), y.numel()),
-        _mask(torch.cat(test), y.numel()),
-    )
+        for nodes, part in zip(chosen, parts, strict=True):
+            nodes.append(part)
+    train, val, test = (_mask(torch.cat(nodes), y.numel()) for nodes in chosen)
+    return train, val, test
 
 
 def _mask(nodes: Tensor, num_nodes: int) -> Tensor:

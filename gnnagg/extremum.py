@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._csr import inverse_permutation
 from ._operands import TRANSPOSE, accumulate_dtype, graph_from_operands, row_bytes, transpose_operands
 from ._registration import being_traced, declare, differentiable
 from .graph import Graph
@@ -58,7 +57,7 @@ def extremum_gradient(grad: Tensor, winner: Tensor, x: Tensor, out: Tensor, grap
         schedule.splits,
         transpose.rowptr,
         transpose.col,
-        graph.transpose_position(),
+        graph.transpose_slot(),
         t_schedule.spans,
         t_schedule.splits,
     )
@@ -91,7 +90,7 @@ def _aggregate_extremum_fake(
 @declare(
     "extremum_backward",
     "(Tensor grad, Tensor winner, Tensor x, Tensor out, Tensor rowptr, Tensor col, Tensor spans, Tensor splits, "
-    "Tensor t_rowptr, Tensor t_col, Tensor t_position, Tensor t_spans, Tensor t_splits) -> Tensor",
+    "Tensor t_rowptr, Tensor t_col, Tensor t_slot, Tensor t_spans, Tensor t_splits) -> Tensor",
 )
 def _extremum_backward_fake(grad: Tensor, winner: Tensor, x: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(x)
@@ -120,9 +119,8 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...
 
 
 def _graph_of_backward(args: tuple[Any, ...]) -> Graph:
-    _, _, x, _, rowptr, col, spans, splits, t_rowptr, t_col, t_position, t_spans, t_splits = args
-    slot = inverse_permutation(t_position)
-    return graph_from_operands(x, rowptr, col, spans, splits, None, (t_rowptr, t_col, slot, t_spans, t_splits))
+    _, _, x, _, rowptr, col, spans, splits, t_rowptr, t_col, t_slot, t_spans, t_splits = args
+    return graph_from_operands(x, rowptr, col, spans, splits, None, (t_rowptr, t_col, t_slot, t_spans, t_splits))
 
 
 def _save_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:

@@ -212,13 +212,6 @@ class Graph:
         slot = self.transpose.slot
         return self.csr.position if slot is None else slot
 
-    def transpose_position(self) -> Tensor:
-        """``[num_edges]`` place in the transpose of each slot of ``csr``."""
-        if self.transpose.slot is None:  # a flipped graph: its csr is the transpose of its transpose
-            assert self.csr.slot is not None
-            return self.csr.slot
-        return self.transpose.position
-
     def in_degree(self) -> Tensor:
         """``[num_dst]`` edges that end in each node, index dtype."""
         return self.csr.degree()

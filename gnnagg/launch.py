@@ -1,7 +1,7 @@
 """How CUDA kernels with several phases are launched: one cooperative launch, or one launch per phase.
 
-Both give the same bits. ``auto``, the default, follows the measured rule in csrc/cuda/tuning.h. The environment variable
-``GNNAGG_LAUNCH`` sets the mode at start.
+Both give the same bits. ``auto``, the default, follows the measured rule in csrc/cuda/launch.cu. The environment
+variable ``GNNAGG_LAUNCH`` sets the mode at start.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ def reduce_rows(x: Tensor, graph: Graph, names: Sequence[str]) -> list[Tensor]:
         which |= _BITS["mean"]  # the gradient of the variance needs it
     schedule = graph.csr.schedule(row_bytes(x))
     transpose = transpose_operands(graph, x, traced) if with_grad else (None,) * 5
-    results = _call(
-        graph, x, graph.rowptr, graph.col, schedule.spans, schedule.splits, which, with_grad, *transpose
-    )
+    results = _call(graph, x, graph.rowptr, graph.col, schedule.spans, schedule.splits, which, with_grad, *transpose)
     by_name = dict(zip(_BITS, results[:5], strict=True))
     if "std" in names:
         var = by_name["var"]

@@ -70,7 +70,7 @@ def _reduce(messages: Tensor, target: Tensor, num_dst: int, reduce: str) -> Tens
         index = target.unsqueeze(1).expand_as(messages)
         worst = -math.inf if reduce == "max" else math.inf
         name = "amax" if reduce == "max" else "amin"
-        out = (empty + worst).scatter_reduce(0, index, messages, name)
+        out: Tensor = (empty + worst).scatter_reduce(0, index, messages, name)
         return out.masked_fill((torch.bincount(target, minlength=num_dst) == 0).unsqueeze(1), 0.0)
     raise ValueError(f"reference: unknown reduce {reduce!r}")
 

@@ -1,4 +1,4 @@
-"""The C++ CPU ops, called directly, against numpy in float64: every op, dtype, width, index type, level and thread count."""
+"""The C++ CPU ops, called directly, against numpy in float64: dtypes, widths, index types, levels and thread counts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import gnnagg
-import gnnagg.extremum
-import gnnagg.multi
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+import gnnagg
+import gnnagg.extremum
+import gnnagg.multi
 
 LIBRARY = Path(gnnagg.__file__).parent / "_C_cpu.so"
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="_C_cpu is not built")
@@ -154,10 +155,14 @@ def assert_same_bits(left: Tensor, right: Tensor, what: object = "") -> None:
     assert torch.equal(bits(left), bits(right)), what
 
 
-def assert_rounded(got: Tensor, expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int, what: object) -> None:
+def assert_rounded(
+    got: Tensor, expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int, what: object
+) -> None:
     """|got - expected| is within the rounding of a sum of `terms` terms of total size `magnitude`, and of the store."""
     acc = 2.0**-53 if got.dtype == torch.float64 else 2.0**-24
-    bound = acc * (terms + 4) * magnitude + STORE_EPS[got.dtype] * np.abs(expected) + 1e-7 * (got.dtype == torch.float16)
+    bound = (
+        acc * (terms + 4) * magnitude + STORE_EPS[got.dtype] * np.abs(expected) + 1e-7 * (got.dtype == torch.float16)
+    )
     error = np.abs(numpy64(got) - expected)
     assert (error <= bound).all(), (what, float((error - bound).max()))
 
@@ -214,10 +219,21 @@ def test_csr_from_coo_large_is_stable_for_any_thread_count() -> None:
         assert np.array_equal(plan.perm[:live].numpy(), perm)
 
 
+def test_csr_from_coo_with_many_more_rows_than_edges() -> None:
+    n = 300_000
+    edges = Edges(np.array([n - 1, 5, 150_000, 5]), np.array([2, 1, 0, 3]), n, 4)
+    plan = Plan.of(edges)
+    assert plan.rowptr[[5, 6, 150_000, 150_001, n - 1, n]].tolist() == [0, 2, 2, 3, 3, 4]
+    assert plan.col.tolist() == [1, 3, 0, 2] and plan.perm.tolist() == [1, 3, 2, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("bad_row,bad_col", [(7, 0), (-1, 0), (0, 5), (0, -3), (2**31 - 1, 2**31 - 1), (-(2**31), 1)])
 def test_ids_out_of_range_are_reported_and_never_used(dtype: torch.dtype, bad_row: int, bad_col: int) -> None:
-    row, col = torch.tensor([0, 6, bad_row, 3, bad_row], dtype=dtype), torch.tensor([1, 4, bad_col, 2, bad_col], dtype=dtype)
+    row, col = (
+        torch.tensor([0, 6, bad_row, 3, bad_row], dtype=dtype),
+        torch.tensor([1, 4, bad_col, 2, bad_col], dtype=dtype),
+    )
     rowptr, out_col, perm, fault = ops.csr_from_coo(row, col, 7, 5, 0, False)
     assert fault.tolist() == [2, bad_row, bad_col]
     assert rowptr.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
@@ -349,9 +365,11 @@ class SumCase:
 
 
 def sum_cases(dtype: torch.dtype, widths: list[int]) -> Iterator[tuple[object, SumCase]]:
-    """Every graph with every width; spans, index type, weights, scales, mean, batch and result type vary along the way."""
+    """Every graph with every width; spans, index type, weights, scales, mean, batch and result type vary on the way."""
     choice = itertools.cycle(
-        itertools.product((None, "edge", "heads"), (False, True), (False, True), (False, True), (None, 3), (False, True))
+        itertools.product(
+            (None, "edge", "heads"), (False, True), (False, True), (False, True), (None, 3), (False, True)
+        )
     )
     spans = itertools.cycle(SPANS)
     acc = wide(dtype)
@@ -364,14 +382,17 @@ def sum_cases(dtype: torch.dtype, widths: list[int]) -> Iterator[tuple[object, S
         heads = next(h for h in (8, 4, 5, 3, 2, 1) if width % h == 0) if weighted == "heads" else 1
         shape = (num_edges, heads) if weighted == "heads" else (num_edges,)
         generator = torch.Generator().manual_seed(width)
-        yield (name, width, weighted, scaled, mean, acc_out, batch, as_wide, plan.spans.size(0) - 1), SumCase(
-            features(edges.num_cols, width, dtype, width, batch),
-            plan,
-            torch.randn(shape, generator=generator, dtype=acc) if weighted else None,
-            torch.rand(edges.num_cols, generator=generator, dtype=acc) if scaled else None,
-            torch.rand(edges.num_rows, generator=generator, dtype=acc) if scaled else None,
-            mean,
-            acc_out,
+        yield (
+            (name, width, weighted, scaled, mean, acc_out, batch, as_wide, plan.spans.size(0) - 1),
+            SumCase(
+                features(edges.num_cols, width, dtype, width, batch),
+                plan,
+                torch.randn(shape, generator=generator, dtype=acc) if weighted else None,
+                torch.rand(edges.num_cols, generator=generator, dtype=acc) if scaled else None,
+                torch.rand(edges.num_rows, generator=generator, dtype=acc) if scaled else None,
+                mean,
+                acc_out,
+            ),
         )
 
 
@@ -450,7 +471,9 @@ def test_half_formats_widen_and_round_as_torch_does(dtype: torch.dtype, level: i
         assert_same_bits(back.nan_to_num(7.0), (x + 0.0).nan_to_num(7.0))
         # Scaled sums fall between representable values, subnormals and overflow included.
         order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-        two = Plan.of(Edges(np.repeat(np.arange(n), 2), torch.stack([torch.arange(n), order], 1).flatten().numpy(), n, n), 5)
+        two = Plan.of(
+            Edges(np.repeat(np.arange(n), 2), torch.stack([torch.arange(n), order], 1).flatten().numpy(), n, n), 5
+        )
         for factor in (0.37, 2.0**-9):
             scale = torch.full((n,), factor)
             got = ops.aggregate_sum(x, *two.csr, None, None, None, scale, False, False, *NO_TRANSPOSE)

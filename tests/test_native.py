@@ -33,7 +33,9 @@ def copy(tmp_path: Path) -> Path:
 
 def run(copy: Path, code: str, **environment: str) -> str:
     """Runs `code` with the copied package in a process of its own and returns what it prints."""
-    lines = ["import torch", "import gnnagg, gnnagg._native as native", code]
+    # The finder of an editable install would lead back to the source tree.
+    undo_editable = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in type(f).__module__]"
+    lines = [undo_editable, "import torch", "import gnnagg, gnnagg._native as native", code]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
         cwd=copy.parent,

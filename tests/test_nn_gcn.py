@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import os
 import pickle
 import weakref
 
@@ -21,9 +22,16 @@ import gnnagg  # noqa: E402
 import gnnagg.nn as our_nn  # noqa: E402
 from gnnagg.nn import fallback  # noqa: E402
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Sparse invariant", "ignore:Converting sparse tensor"),
+]
+
 # float64 on both sides: what differs is the order of summation.
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 NUM_NODES, NUM_EDGES, WIDTH, OUT = 13, 60, 6, 5
+# GNNAGG_TEST_DEVICE=cuda runs this file on a GPU.
+DEVICE = os.environ.get("GNNAGG_TEST_DEVICE", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +40,12 @@ def fresh(monkeypatch):
     monkeypatch.delenv("GNNAGG_VERBOSE", raising=False)
     fallback.reset_stats()
     torch.manual_seed(0)
+    if DEVICE == "cpu":
+        yield
+        return
+    monkeypatch.setenv("GNNAGG_DEBUG", "1")  # ids out of range are reported at once, as on the CPU
+    with torch.device(DEVICE):
+        yield
 
 
 def random_edges(num_nodes=NUM_NODES, num_edges=NUM_EDGES):
@@ -218,7 +232,9 @@ def test_graph_in_place_of_edge_index(options, self_loops, weighted):
     x, edges = features(NUM_NODES, WIDTH), random_edges()
     graph = gnnagg.Graph.from_edge_index(edges, NUM_NODES, self_loops=self_loops)
     ids = torch.arange(NUM_EDGES)
-    wanted, ids = (edges, ids) if self_loops in (None, "add") else (edges[:, edges[0] != edges[1]], ids[edges[0] != edges[1]])
+    if self_loops not in (None, "add"):
+        ids = ids[edges[0] != edges[1]]
+    wanted = edges[:, ids]
     if self_loops in ("add", "remove_add"):
         wanted = torch.cat([wanted, torch.arange(NUM_NODES).expand(2, -1)], dim=1)
         ids = torch.cat([ids, NUM_EDGES + torch.arange(NUM_NODES)])
@@ -241,7 +257,6 @@ def sparse_matrices(weighted):
     return {"coo": adj_t, "csr": adj_t.to_sparse_csr(), "csc": adj_t.to_sparse_csc()}
 
 
-@pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Converting sparse tensor.*")
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
@@ -257,7 +272,6 @@ def test_torch_sparse(layout, weighted, options):
     assert only_fused()
 
 
-@pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Converting sparse tensor.*")
 def test_torch_sparse_of_values_changed_in_place():
     ours, theirs = both(WIDTH, OUT)
     x, adj_t = features(NUM_NODES, WIDTH), sparse_matrices(True)["csr"]
@@ -266,7 +280,6 @@ def test_torch_sparse_of_values_changed_in_place():
     torch.testing.assert_close(ours(x, adj_t), theirs(x, adj_t), **CLOSE)
 
 
-@pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Converting sparse tensor.*")
 def test_torch_sparse_falls_back():
     x = features(NUM_NODES, WIDTH).detach()
     ours, theirs = both(WIDTH, OUT, aggr="mean")
@@ -392,7 +405,6 @@ def test_pickle_and_deepcopy():
         torch.testing.assert_close(twin(x, edges), theirs(x, edges), **CLOSE)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_compiles_pygs_layer():
     ours, theirs = both(WIDTH, OUT)
     x, edges, weight = features(NUM_NODES, WIDTH).detach(), random_edges(), weights().detach()
@@ -471,7 +483,7 @@ def test_autocast_result_has_pygs_dtype(weighted):
     ours, theirs = (layer.float() for layer in both(WIDTH, OUT))
     x, edges = torch.randn(NUM_NODES, WIDTH), random_edges()
     weight = weights().float().detach() if weighted else None
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         got, want = ours(x, edges, weight), theirs(x, edges, weight)
     assert got.dtype == want.dtype == torch.float32
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)  # both add bfloat16 messages in float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import os
 import pickle
 import warnings
 
@@ -14,6 +15,7 @@ import torch
 pyg = pytest.importorskip("torch_geometric")
 
 import torch_geometric.nn as pyg_nn  # noqa: E402
+import torch_geometric.typing  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 from torch_geometric.nn import aggr as pyg_aggr  # noqa: E402
 
@@ -21,9 +23,16 @@ import gnnagg  # noqa: E402
 import gnnagg.nn as our_nn  # noqa: E402
 from gnnagg.nn import fallback  # noqa: E402
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Sparse invariant", "ignore:Converting sparse tensor"),
+]
+
 # float64 on both sides: what differs is the order of summation.
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 NUM_NODES, NUM_EDGES, WIDTH, OUT = 13, 60, 6, 5
+# GNNAGG_TEST_DEVICE=cuda runs this file on a GPU.
+DEVICE = os.environ.get("GNNAGG_TEST_DEVICE", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +41,12 @@ def fresh(monkeypatch):
     monkeypatch.delenv("GNNAGG_VERBOSE", raising=False)
     fallback.reset_stats()
     torch.manual_seed(0)
+    if DEVICE == "cpu":
+        yield
+        return
+    monkeypatch.setenv("GNNAGG_DEBUG", "1")  # ids out of range are reported at once, as on the CPU
+    with torch.device(DEVICE):
+        yield
 
 
 def random_edges(num_src=NUM_NODES, num_dst=NUM_NODES, num_edges=NUM_EDGES):
@@ -242,7 +257,6 @@ def sparse_matrices(weighted):
     return {"coo": adj_t, "csr": adj_t.to_sparse_csr(), "csc": adj_t.to_sparse_csc()}
 
 
-@pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Converting sparse tensor.*")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -253,7 +267,6 @@ def test_torch_sparse(layout, aggr, weighted):
     assert only_fused()
 
 
-@pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Converting sparse tensor.*")
 def test_torch_sparse_falls_back():
     x = features(NUM_NODES, WIDTH).detach()
     for aggr, reason in (("max", "over the values"), (["sum", "mean"], "over the values")):
@@ -263,6 +276,36 @@ def test_torch_sparse_falls_back():
         assert any(reason in entry for entry in gnnagg.stats()["SAGEConv"])
     with pytest.raises(ValueError, match="target_to_source"):
         our_nn.SAGEConv(WIDTH, OUT, flow="target_to_source").double()(x, sparse_matrices(False)["csr"])
+
+
+class SparseStandIn(torch_geometric.typing.SparseTensor):
+    """What the layers ask of a torch_sparse.SparseTensor, which is not installed here; the values are to be ignored."""
+
+    def __init__(self, rowptr, col, size):
+        self.parts, self.shape = (rowptr, col, None), size
+
+    def csr(self):
+        return self.parts
+
+    def size(self, dim):
+        return self.shape[dim]
+
+
+SparseStandIn.__module__ = "torch_sparse.tensor"
+
+
+@pytest.mark.skipif(torch_geometric.typing.WITH_TORCH_SPARSE, reason="torch_sparse is installed: no stand-in is needed")
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+def test_sparse_tensor(aggr):
+    ours, theirs = both(WIDTH, OUT, aggr=aggr)
+    x, edges = features(9, WIDTH), random_edges(9, 7)
+    edges = edges[:, edges[1].argsort(stable=True)]
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(edges[1], minlength=7).cumsum(0)])
+    adj_t = SparseStandIn(rowptr, edges[0], (7, 9))
+    first = ours((x, None), adj_t)
+    torch.testing.assert_close(first, theirs((x, None), edges, (9, 7)), **CLOSE)
+    assert torch.equal(first, ours((x, None), adj_t))
+    assert only_fused()
 
 
 def test_plan_is_shared_and_noticed_when_changed_in_place():
@@ -325,7 +368,6 @@ def test_pickle_and_deepcopy():
         handle.remove()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_compiles_pygs_layer():
     ours, theirs = both(WIDTH, OUT)
     x, edges = features(NUM_NODES, WIDTH).detach(), random_edges()
@@ -483,15 +525,11 @@ def test_torch_func_transforms():
 
     ours, theirs = both(WIDTH, OUT)
     batch, edges = features(4, NUM_NODES, WIDTH).detach(), random_edges()
-    torch.testing.assert_close(
-        vmap(lambda x: ours(x, edges))(batch), vmap(lambda x: theirs(x, edges))(batch), **CLOSE
-    )
+    torch.testing.assert_close(vmap(lambda x: ours(x, edges))(batch), vmap(lambda x: theirs(x, edges))(batch), **CLOSE)
     grads = []
     for layer in (ours, theirs):
         weights = dict(layer.named_parameters())
-        grads.append(
-            grad(lambda w, layer=layer: functional_call(layer, w, (batch[0], edges)).square().sum())(weights)
-        )
+        grads.append(grad(lambda w, layer=layer: functional_call(layer, w, (batch[0], edges)).square().sum())(weights))
     torch.testing.assert_close(grads[0], grads[1], **CLOSE)
     assert set(gnnagg.stats()["SAGEConv"]) == {"fallback: a torch.func transform"}
 
@@ -564,7 +602,7 @@ def test_wrong_sizes():
 def test_autocast_result_has_pygs_dtype():
     ours, theirs = (layer.float() for layer in both(WIDTH, OUT))
     x, edges = torch.randn(NUM_NODES, WIDTH), random_edges()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         got, want = ours(x, edges), theirs(x, edges)
     assert got.dtype == want.dtype == torch.bfloat16
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

@@ -18,14 +18,16 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-import torch_geometric.nn as pyg_nn  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
+import torch_geometric.nn as pyg_nn
+from typer.testing import CliRunner
 
-import gnnagg.nn as our_nn  # noqa: E402
-from gnnagg import datasets  # noqa: E402
-from gnnagg.cli import _fit, main  # noqa: E402
+import gnnagg.nn as our_nn
+from gnnagg import datasets
+from gnnagg.cli import _fit, main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# The package under test, for child processes that run elsewhere.
+PACKAGE_FOLDER = str(Path(datasets.__file__).parents[1])
 
 
 def data_root() -> Path | None:
@@ -91,12 +93,14 @@ def test_amp_and_one_layer():
 
 
 def test_as_a_program(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "GNNAGG_STRICT": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": PACKAGE_FOLDER, "GNNAGG_STRICT": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "gnnagg", "train", "--epochs", "2"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "synthetic: 10,000 nodes" in done.stdout and "gnnagg" in done.stdout
-    wrong = subprocess.run([*command, "--dataset", "nowhere"], env=environment, capture_output=True, text=True, timeout=120)
+    wrong = subprocess.run(
+        [*command, "--dataset", "nowhere"], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
     assert all(name in wrong.stderr for name in datasets.NAMES)
 
@@ -142,7 +146,7 @@ def test_without_torch_geometric():
         "except ImportError as error: print(error)\n"
         "from gnnagg.cli import main; main(['train', '--epochs', '1'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": PACKAGE_FOLDER}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert "pip install torch-geometric" in done.stdout
@@ -228,7 +232,9 @@ def test_neither_raw_files_nor_network(tmp_path, monkeypatch):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(datasets.DatasetError, match=r"no raw files in Cora/raw or planetoid/cora/raw.*no route to host"):
+    with pytest.raises(
+        datasets.DatasetError, match=r"no raw files in Cora/raw or planetoid/cora/raw.*no route to host"
+    ):
         datasets.load("cora", tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "Cora" / "raw").mkdir(parents=True)

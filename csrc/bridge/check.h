@@ -1,5 +1,5 @@
-// Small wrappers over the stable Tensor: typed pointers, the shape and dtype checks that memory safety needs, allocation.
-// Messages for users are raised in Python; these name the op and the argument for a direct caller.
+// Small wrappers over the stable Tensor: typed pointers, the shape and dtype checks that memory safety needs,
+// allocation. Messages for users are raised in Python; these name the op and the argument for a direct caller.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -43,8 +43,12 @@ struct CsrArguments {
 
   template <typename Index>
   SpanTable<Index> table() const {
-    return {static_cast<const Index*>(rowptr), static_cast<const Index*>(col), static_cast<const Index*>(spans),
-            static_cast<const Index*>(splits), num_rows, num_spans};
+    return {static_cast<const Index*>(rowptr),
+            static_cast<const Index*>(col),
+            static_cast<const Index*>(spans),
+            static_cast<const Index*>(splits),
+            num_rows,
+            num_spans};
   }
 };
 
@@ -62,8 +66,8 @@ inline int64_t check_factors(const char* op, const CsrArguments& csr, const Feat
   }
   check_tensor(*weight, op, "weight", acc, {csr.num_edges, -1});
   const int64_t heads = weight->size(1);
-  STD_TORCH_CHECK(heads >= 1 && shape.width % heads == 0, op, ": weight must be [num_edges, H] with H dividing ", shape.width,
-                  ", got H = ", heads);
+  STD_TORCH_CHECK(heads >= 1 && shape.width % heads == 0, op, ": weight must be [num_edges, H] with H dividing ",
+                  shape.width, ", got H = ", heads);
   return heads;
 }
 
@@ -104,22 +108,20 @@ void dispatch_features(const Tensor& x, int64_t width, ScalarType index, std::in
     dispatch_bytes<T, int64_t>(bytes, body);
   };
   switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return with_index(float{});
-    case ScalarType::Double:
-      return with_index(double{});
-    case ScalarType::Half:
-      return with_index(__half{});
-    case ScalarType::BFloat16:
-      return with_index(__nv_bfloat16{});
-    default:
-      STD_TORCH_CHECK(false, "gnnagg: features must be float32, float64, float16 or bfloat16");
+    case ScalarType::Float: return with_index(float{});
+    case ScalarType::Double: return with_index(double{});
+    case ScalarType::Half: return with_index(__half{});
+    case ScalarType::BFloat16: return with_index(__nv_bfloat16{});
+    default: STD_TORCH_CHECK(false, "gnnagg: features must be float32, float64, float16 or bfloat16");
   }
 }
 
 template <typename T, typename Index>
-RowsView<T, Index> rows_view(const CsrArguments& csr, const FeatureShape& shape, const Tensor& x, int elements_per_lane) {
-  return {csr.table<Index>(), FeatureTiles::of(shape.width, elements_per_lane), shape.batch, shape.rows, read_pointer<T>(x)};
+RowsView<T, Index> rows_view(const CsrArguments& csr, const FeatureShape& shape, const Tensor& x,
+                             int elements_per_lane) {
+  const int most_lanes = tile_lanes(csr.num_edges, csr.num_rows);
+  return {csr.table<Index>(), FeatureTiles::of(shape.width, elements_per_lane, most_lanes), shape.batch, shape.rows,
+          read_pointer<T>(x)};
 }
 
 // A launch with one group for every span and layer, or the whole device where that is less.

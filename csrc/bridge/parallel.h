@@ -14,8 +14,8 @@ namespace gnnagg::bridge {
 // Work below this many bytes moved is not worth waking a second thread (about 5 us).
 constexpr int64_t kSerialBytes = 64 * 1024;
 
-// Calls work(begin, end) until [0, count) is covered once, `grain` items at a time. Threads take the next items when they
-// are free, so a thread that was held up takes fewer. `bytes` = what all items move. work must not throw.
+// Calls work(begin, end) until [0, count) is covered once, `grain` items at a time. Threads take the next items when
+// they are free, so a thread that was held up takes fewer. `bytes` = what all items move. work must not throw.
 template <typename Work>
 void parallel_items(int64_t count, int64_t grain, int64_t bytes, const Work& work) {
   const int64_t steps = ceil_div(count, grain);

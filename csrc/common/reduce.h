@@ -10,7 +10,8 @@
 namespace gnnagg {
 
 // Encoding of the winner of max/min: a slot >= 0 when one edge wins, kNoWinner for an empty row, and minus the number of
-// winners (<= -2) when several tie.
+// winning edges (<= -2) when several tie. Where all of them are duplicates of one edge, the slot of any one of them is as
+// good as the count, because all of the gradient goes to one source; a kernel may give either.
 constexpr int kNoWinner = -1;
 
 template <typename Index>

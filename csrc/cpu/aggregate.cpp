@@ -32,8 +32,8 @@ Tensor aggregate_sum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor s
   Tensor out = bridge::empty_rows(x, num_rows, shape.width, acc_out ? acc : type);
   if (out.numel() == 0) return out;
   const int64_t num_splits = count_split_rows(splits);
-  Tensor partials = bridge::empty_like_device(
-      x, {num_splits ? shape.batch : 0, 2 * args.csr.num_spans, shape.width}, acc);
+  Tensor partials =
+      bridge::empty_like_device(x, {num_splits ? shape.batch : 0, 2 * args.csr.num_spans, shape.width}, acc);
   args.x = x.const_data_ptr();
   args.perm = bridge::read_pointer<void>(perm);
   args.weight = bridge::read_pointer<void>(weight);

@@ -2,12 +2,13 @@
 //
 // What: out[i, f] = dst_scale[i] / (deg_i if mean, else 1) * sum over slots s of row i of c[s, f] * x[col[s], f], where
 // c[s, f] = weight[perm[s], head(f)] * src_scale[col[s]]; a missing factor is 1 and then costs no multiplication.
-// How: an item is one span of one batch. Its rows are walked slot by slot; the accumulators of a block of up to 8 vectors
-// of features stay in registers over the whole row, and source rows are prefetched kPrefetchSlots ahead, across rows. A
-// wider F is walked block by block. Rows inside the span are stored at once; a piece of a split row goes to partials.
+// How: an item is one span of one batch. Its rows are walked slot by slot; the accumulators of a block of up to 8
+// vectors of features stay in registers over the whole row, and source rows are prefetched kPrefetchSlots ahead, across
+// rows. A wider F is walked block by block. Rows inside the span are stored at once; a piece of a split row goes to
+// partials.
 // Traffic: F * s bytes per slot from whichever cache holds x, 4 bytes of col, F * s per row written.
-// Determinism: a row is summed in slot order within a span, and its partials in span order. Nothing depends on the thread
-// or on the level.
+// Determinism: a row is summed in slot order within a span, and its partials in span order. Nothing depends on the
+// thread or on the level.
 #pragma once
 
 #include "cpu/blocks.h"
@@ -62,7 +63,8 @@ struct SumTask {
                                                      Acc* out) const {
     const int64_t channels = width / heads, last = first + stride < width ? first + stride : width;
     for (int64_t slot = begin; slot < end; ++slot, out += stride) {
-      __builtin_prefetch(weight + weight_row(slot + kPrefetchSlots < last_slot ? slot + kPrefetchSlots : last_slot) * heads);
+      __builtin_prefetch(weight +
+                         weight_row(slot + kPrefetchSlots < last_slot ? slot + kPrefetchSlots : last_slot) * heads);
       const Acc* row = weight + weight_row(slot) * heads;
       const Acc scale = src_scale ? src_scale[view.col[slot]] : Acc(1);
       int64_t head = first / channels;
@@ -80,7 +82,8 @@ struct SumTask {
 // Adds the slots [begin, end) of one row to kVectors accumulators. x points at the block's first feature of source 0.
 template <int kVectors, Weighting kWeighting, typename T, typename Index>
 GNNAGG_INLINE void add_slots(const SumTask<T, Index>& task, const T* x, int64_t begin, int64_t end,
-                             const Accumulate<T>* coefficient, const Tail<T>& tail, Vector<Accumulate<T>> (&sum)[kVectors]) {
+                             const Accumulate<T>* coefficient, const Tail<T>& tail,
+                             Vector<Accumulate<T>> (&sum)[kVectors]) {
   using Acc = Accumulate<T>;
   const Index* col = task.view.col;
   for (int64_t slot = begin; slot < end; ++slot) {

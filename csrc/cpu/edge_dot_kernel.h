@@ -1,6 +1,7 @@
 // One dot product per slot and head, on the CPU. Included once per level (GNNAGG_LEVEL).
 //
-// What: out[perm[s], h] = sum over batches and channels c of head h of a[i, h, c] * b[col[s], h, c], for slot s of row i.
+// What: out[perm[s], h] = sum over batches and channels c of head h of a[i, h, c] * b[col[s], h, c], for slot s of row
+// i.
 // How: the rows of a span are walked slot by slot; a's row stays in the first cache, b's rows are prefetched. A head's
 // products are gathered in kDotLanes running sums, lane = channel modulo kDotLanes, whatever the width of a vector.
 // Traffic: F * s bytes per slot for b, 4 bytes of col and perm, 4 H bytes written.

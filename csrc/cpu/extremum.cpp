@@ -21,8 +21,8 @@ std::tuple<Tensor, Tensor> aggregate_extremum(Tensor x, Tensor rowptr, Tensor co
   args.csr = csr_args(kOp, rowptr, col, spans, &splits);
   const int64_t num_rows = args.csr.num_rows;
   Tensor out = bridge::empty_rows(x, num_rows, shape.width, type);
-  Tensor arg = with_arg ? bridge::empty_rows(x, num_rows, shape.width, index)
-                        : bridge::empty_like_device(x, {0}, index);
+  Tensor arg =
+      with_arg ? bridge::empty_rows(x, num_rows, shape.width, index) : bridge::empty_like_device(x, {0}, index);
   if (out.numel() == 0) return {out, arg};
   const int64_t num_splits = count_split_rows(splits);
   const int64_t num_partials = num_splits ? shape.batch * 2 * args.csr.num_spans : 0;
@@ -78,8 +78,8 @@ Tensor extremum_backward(Tensor grad, Tensor arg, Tensor x, Tensor out, Tensor r
 
   // Features first; where they are too few for the threads, ranges of sources too. How it is cut changes no bit.
   const int64_t feature_tasks = shape.batch * ceil_div(shape.width, kFeaturesPerTask);
-  const int64_t ranges = std::clamp<int64_t>(ceil_div<int64_t>(torch::stable::get_num_threads(), feature_tasks), 1,
-                                             shape.rows);
+  const int64_t ranges =
+      std::clamp<int64_t>(ceil_div<int64_t>(torch::stable::get_num_threads(), feature_tasks), 1, shape.rows);
   const FeatureType t = feature_type(type);
   const IndexType i = index_type(index);
   const Kernels& table = kernels();

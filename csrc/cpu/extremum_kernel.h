@@ -2,9 +2,9 @@
 //
 // What: out[i, f] = max over slots s of row i of x[col[s], f], by the rules of reduce.h; min is the max of the negated
 // values. arg[i, f] = who won.
-// How: as the sum (aggregate_kernel.h). Without arg, two accumulators' worth of work per value: the greater, and NaN where
-// the value is NaN. With arg, a vector of winners runs beside the values: slots counted from the piece's begin, or minus
-// the number of ties. A block that met a NaN is done again feature by feature, so that the usual path pays one compare.
+// How: as the sum (aggregate_kernel.h). The usual path only watches for NaN; a block of a row that met one is done
+// again by a slower one. With arg, a vector of winners runs beside the values: slots counted from the piece's begin, or
+// minus the number of ties.
 // Traffic: as the sum, plus the winners, 4 or 8 bytes per feature of a row.
 // Determinism: pieces of a split row merge in span order.
 #pragma once
@@ -54,23 +54,29 @@ GNNAGG_INLINE void load_slot(const ExtremumTask<T, Index>& task, const T* x, int
   for (int v = 0; v < kVectors; ++v) value[v] = flip_sign<Accumulate<T>>(value[v], task.sign);
 }
 
-// Greatest value of the slots [begin, end), begin < end, for a block of features.
-template <int kVectors, typename T, typename Index>
-GNNAGG_INLINE void greatest_of(const ExtremumTask<T, Index>& task, const T* x, int64_t begin, int64_t end,
+// Greatest value of the slots [begin, end), begin < end, for a block of features. Returns whether a NaN was met; unless
+// kKeepsNan, nothing here is valid then.
+template <int kVectors, bool kKeepsNan, typename T, typename Index>
+GNNAGG_INLINE bool greatest_of(const ExtremumTask<T, Index>& task, const T* x, int64_t begin, int64_t end,
                                const Tail<T>& tail, Vector<Accumulate<T>> (&best)[kVectors]) {
+  NanWatch<Accumulate<T>> watch;
   load_slot(task, x, begin, tail, best);
+  watch.see_all(best);
   for (int64_t slot = begin + 1; slot < end; ++slot) {
     Vector<Accumulate<T>> value[kVectors];
     load_slot(task, x, slot, tail, value);
+    if constexpr (!kKeepsNan) watch.see_all(value);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      best[v] = value[v] != value[v] ? value[v] : greater(best[v], value[v]);  // a NaN stays: nothing is greater
+      const Vector<Accumulate<T>> next = greater(best[v], value[v]);
+      best[v] = kKeepsNan ? (value[v] != value[v] ? value[v] : next) : next;  // nothing is greater than a NaN: it stays
     }
   }
+  return watch.any();
 }
 
-// As greatest_of, with the winners: slots from `begin`, or minus the number of ties. Returns whether a NaN was met (then
-// nothing here is valid). At most kMostCountedSlots slots.
+// The greatest values and their winners: slots from `begin`, or minus the number of ties. Returns whether a NaN was met
+// (then nothing here is valid). At most kMostCountedSlots slots.
 template <int kVectors, typename T, typename Index>
 GNNAGG_INLINE bool winners_of(const ExtremumTask<T, Index>& task, const T* x, int64_t begin, int64_t end,
                               const Tail<T>& tail, Vector<Accumulate<T>> (&best)[kVectors],
@@ -93,25 +99,32 @@ GNNAGG_INLINE bool winners_of(const ExtremumTask<T, Index>& task, const T* x, in
 }
 
 // Slots from `begin` to slots of the CSR; numbers of ties stay.
-template <typename Index, typename Lane>
-GNNAGG_INLINE void store_winners(Index* to, Lane who, int64_t begin, int count) {
-  constexpr int kLanes = int(sizeof(Lane) / sizeof(who[0]));
+template <typename Acc, typename Index>
+GNNAGG_INLINE void store_winners(Index* to, Lanes<Acc> who, int64_t begin, int count) {
+  constexpr int kLanes = kVectorBytes / int(sizeof(Acc));
   Index buffer[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) buffer[lane] = Index(who[lane]) + (who[lane] < 0 ? Index(0) : Index(begin));
-  if (count == kLanes) {
-    std::memcpy(to, buffer, sizeof(buffer));
+  if constexpr (sizeof(Index) == sizeof(LaneInt<Acc>)) {
+    const Lanes<Acc> slot = who + (who < 0 ? Lanes<Acc>{} : Lanes<Acc>{} + LaneInt<Acc>(begin));
+    if (count == kLanes) {
+      store_bits(to, slot);
+      return;
+    }
+    store_bits(buffer, slot);
   } else {
-    std::memcpy(to, buffer, size_t(count) * sizeof(Index));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      buffer[lane] = Index(who[lane]) + (who[lane] < 0 ? Index(0) : Index(begin));
+    }
   }
+  std::memcpy(to, buffer, size_t(count) * sizeof(Index));
 }
 
-// Where the result of one piece of a row goes. A whole row is stored as the op returns it; a partial keeps the accumulate
-// type and, for min, the negated values.
+// Where the result of one piece of a row goes. A whole row is stored as the op returns it; a partial keeps the
+// accumulate type and, for min, the negated values.
 template <typename T, typename Index>
 struct ExtremumOutput {
-  T* out;                   // [F], or null for a partial
-  Accumulate<T>* partial;   // [F], or null for a whole row
-  Index* winner;            // [F], or null when not wanted
+  T* out;                  // [F], or null for a partial
+  Accumulate<T>* partial;  // [F], or null for a whole row
+  Index* winner;           // [F], or null when not wanted
 };
 
 // `count` features one by one: any values, any number of slots.
@@ -165,7 +178,8 @@ void extremum_spans_of(const ExtremumArgs& args, int64_t begin_item, int64_t end
         to.partial = static_cast<Acc*>(args.partials) + partial_row;
       }
       if (kWithArg) {
-        to.winner = whole ? static_cast<Index*>(args.arg) + out_row : static_cast<Index*>(args.partial_args) + partial_row;
+        to.winner =
+            whole ? static_cast<Index*>(args.arg) + out_row : static_cast<Index*>(args.partial_args) + partial_row;
       }
       if (walk.begin == walk.end) {
         store_no_slots(width, to);
@@ -184,12 +198,15 @@ void extremum_spans_of(const ExtremumArgs& args, int64_t begin_item, int64_t end
                 winners_one_by_one(task, x, walk.begin, walk.end, count, to, first);
                 return;
               }
+#pragma GCC unroll 8
               for (int v = 0; v < kVectors; ++v) {
                 const int count = v + 1 < kVectors ? kWidth<T> : in_last;
-                store_winners(to.winner + first + v * kWidth<T>, winner[v], walk.begin, count);
+                store_winners<Acc>(to.winner + first + v * kWidth<T>, winner[v], walk.begin, count);
               }
             } else {
-              greatest_of<kVectors>(task, x + first, walk.begin, walk.end, tail, best);
+              if (greatest_of<kVectors, false>(task, x + first, walk.begin, walk.end, tail, best)) {
+                greatest_of<kVectors, true>(task, x + first, walk.begin, walk.end, tail, best);
+              }
             }
             if (whole) {
 #pragma GCC unroll 8

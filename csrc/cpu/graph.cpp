@@ -2,8 +2,8 @@
 //
 // What: items 0..n-1, each with a key in [0, num_keys) or none (dead), ordered by key and, within a key, by item.
 // How: two passes of counting. Keys are cut into at most kMostBuckets ranges of 2^shift keys (buckets); pass one moves
-// records (key, first, second) into buckets, a part of the items per task, each task with its own counts; pass two counts
-// the keys of one bucket, which fit in cache, and writes pointers and payload. Dead items form a last bucket.
+// records (key, first, second) into buckets, a part of the items per task, each task with its own counts; pass two
+// counts the keys of one bucket, which fit in cache, and writes pointers and payload. Dead items form a last bucket.
 // Traffic: the input twice, 12 or 24 bytes per item written and read twice, 8 or 16 bytes per item of result.
 // Determinism: parts are contiguous and in order, so the result is the stable order whatever their number.
 #include <algorithm>
@@ -15,8 +15,9 @@
 namespace gnnagg::cpu {
 namespace {
 
-// Buckets are meant to hold about this many records, so that a bucket stays in a core's second cache.
+// Buckets are meant to hold about this many records, and keys, so that a bucket stays in a core's second cache.
 constexpr int64_t kRecordsPerBucket = 32 * 1024;
+constexpr int64_t kKeysPerBucket = 64 * 1024;
 constexpr int64_t kMostBuckets = 1024;
 // Items per task of pass one, at least.
 constexpr int64_t kItemsPerPart = 64 * 1024;
@@ -46,18 +47,21 @@ std::unique_ptr<int64_t[]> begin_of_each(std::unique_ptr<Index[]>& counts, int64
 }
 
 // Sorts `count` items. `open(begin)` gives a reader whose next(record) fills in one item after another from `begin` and
-// returns whether it is alive. pointers [num_keys + 1]; first, second [count].
+// returns whether it is alive; its `fault` is the first item that it refused. pointers [num_keys + 1]; first, second
+// [count]. Returns the first fault of all.
 template <typename Index, typename Open>
-void sort_by_key(int64_t count, int64_t num_keys, const Open& open, Index* pointers, Index* first, Index* second) {
-  const int64_t wanted = std::clamp<int64_t>(ceil_div(count, kRecordsPerBucket), 1, kMostBuckets);
+int64_t sort_by_key(int64_t count, int64_t num_keys, const Open& open, Index* pointers, Index* first, Index* second) {
+  const int64_t wanted = std::clamp(std::max(ceil_div(count, kRecordsPerBucket), ceil_div(num_keys, kKeysPerBucket)),
+                                    int64_t(1), kMostBuckets);
   int shift = 0;
   while (((std::max<int64_t>(num_keys, 1) - 1) >> shift) >= wanted) ++shift;
   const int64_t live_buckets = num_keys ? ((num_keys - 1) >> shift) + 1 : 0, buckets = live_buckets + 1;
   const int64_t parts = std::clamp<int64_t>(ceil_div(count, kItemsPerPart), 1, kMostParts);
-  const int64_t bytes = count * int64_t(sizeof(Record<Index>));
+  const int64_t bytes = count * int64_t(sizeof(Record<Index>)) + num_keys * int64_t(sizeof(Index));
   const auto part_begin = [&](int64_t part) { return count / parts * part + std::min(part, count % parts); };
 
   std::unique_ptr<Index[]> counts(new Index[parts * buckets]());
+  std::unique_ptr<int64_t[]> faults(new int64_t[parts]);
   bridge::parallel_items(parts, 1, bytes, [&](int64_t from, int64_t to) {
     for (int64_t part = from; part < to; ++part) {
       Index* mine = counts.get() + part * buckets;
@@ -66,6 +70,7 @@ void sort_by_key(int64_t count, int64_t num_keys, const Open& open, Index* point
       for (int64_t item = part_begin(part); item < part_begin(part + 1); ++item) {
         ++mine[reader.next(record) ? int64_t(record.key) >> shift : live_buckets];
       }
+      faults[part] = reader.fault;
     }
   });
   const std::unique_ptr<int64_t[]> bucket_begin = begin_of_each(counts, parts, buckets);
@@ -109,6 +114,7 @@ void sort_by_key(int64_t count, int64_t num_keys, const Open& open, Index* point
     }
   });
   pointers[num_keys] = Index(bucket_begin[live_buckets]);
+  return *std::min_element(faults.get(), faults.get() + parts);
 }
 
 // The edge list with its loops: key = target row, first = source, second = edge id.
@@ -119,6 +125,7 @@ struct EdgeReader {
   int64_t num_edges, num_rows, num_cols;
   bool drops_loops;
   int64_t edge;
+  int64_t fault = kNoFault;
 
   bool is_in_range(int64_t at) const {
     return uint64_t(int64_t(row[at])) < uint64_t(num_rows) && uint64_t(int64_t(col[at])) < uint64_t(num_cols);
@@ -131,6 +138,7 @@ struct EdgeReader {
       return true;
     }
     const bool in_range = is_in_range(id);
+    if (!in_range && fault == kNoFault) fault = id;
     record = {Index(row[id]), in_range ? Index(col[id]) : Index(0), Index(id)};
     return in_range && !(drops_loops && row[id] == col[id]);
   }
@@ -142,6 +150,7 @@ struct SlotReader {
   const Index* rowptr;
   const Index* col;
   int64_t num_rows, row, slot;
+  int64_t fault = kNoFault;
 
   SlotReader(const Index* rowptr_, const Index* col_, int64_t num_rows_, int64_t begin)
       : rowptr(rowptr_), col(col_), num_rows(num_rows_), slot(begin) {
@@ -157,36 +166,18 @@ struct SlotReader {
   }
 };
 
-template <typename Input>
-int64_t first_fault(const EdgeReader<Input, Input>& edges) {
-  std::atomic<int64_t> first{kNoFault};
-  bridge::parallel_items(ceil_div(edges.num_edges, kItemsPerPart), 1, edges.num_edges * int64_t(2 * sizeof(Input)),
-                         [&](int64_t from, int64_t to) {
-                           const int64_t end = std::min(to * kItemsPerPart, edges.num_edges);
-                           for (int64_t at = from * kItemsPerPart; at < end; ++at) {
-                             if (edges.is_in_range(at)) continue;
-                             int64_t known = first.load();
-                             while (at < known && !first.compare_exchange_weak(known, at)) {
-                             }
-                             break;
-                           }
-                         });
-  return first.load();
-}
-
 template <typename Input, typename Index>
-void build(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols, int64_t num_loops, bool drops_loops,
-           Tensor& rowptr, Tensor& out_col, Tensor& perm, Tensor& fault) {
+void build(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols, int64_t num_loops,
+           bool drops_loops, Tensor& rowptr, Tensor& out_col, Tensor& perm, Tensor& fault) {
   const Input* rows = bridge::read_pointer<Input>(row);
   const Input* cols = bridge::read_pointer<Input>(col);
   const int64_t num_edges = row.numel();
-  sort_by_key<Index>(
+  const int64_t at = sort_by_key<Index>(
       num_edges + num_loops, num_rows,
       [&](int64_t begin) {
         return EdgeReader<Input, Index>{rows, cols, num_edges, num_rows, num_cols, drops_loops, begin};
       },
       bridge::write_pointer<Index>(rowptr), bridge::write_pointer<Index>(out_col), bridge::write_pointer<Index>(perm));
-  const int64_t at = first_fault<Input>({rows, cols, num_edges, num_rows, num_cols, drops_loops, 0});
   int64_t* report = bridge::write_pointer<int64_t>(fault);
   report[0] = at;
   report[1] = at == kNoFault ? 0 : int64_t(rows[at]);
@@ -227,9 +218,9 @@ static void transpose(const Tensor& rowptr, const Tensor& col, int64_t num_cols,
   const Index* sources = bridge::read_pointer<Index>(col);
   const int64_t num_rows = rowptr.numel() - 1;
   sort_by_key<Index>(
-      col.numel(), num_cols,
-      [&](int64_t begin) { return SlotReader<Index>(pointers, sources, num_rows, begin); },
-      bridge::write_pointer<Index>(t_rowptr), bridge::write_pointer<Index>(t_col), bridge::write_pointer<Index>(t_slot));
+      col.numel(), num_cols, [&](int64_t begin) { return SlotReader<Index>(pointers, sources, num_rows, begin); },
+      bridge::write_pointer<Index>(t_rowptr), bridge::write_pointer<Index>(t_col),
+      bridge::write_pointer<Index>(t_slot));
 }
 
 std::tuple<Tensor, Tensor, Tensor> csr_transpose(Tensor rowptr, Tensor col, int64_t num_cols) {

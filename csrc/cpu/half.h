@@ -37,8 +37,8 @@ GNNAGG_HOST_DEVICE float widen(float value) { return value; }
 GNNAGG_HOST_DEVICE double widen(double value) { return value; }
 GNNAGG_HOST_DEVICE float widen(BFloat16 value) { return float_from_bits(uint32_t(value.bits) << 16); }
 
-// binary16: 1 sign, 5 exponent (bias 15), 10 mantissa bits. Moved into place, a finite value is off by the exponent bias
-// alone, which one exact multiplication by 2^112 corrects, subnormals included.
+// binary16: 1 sign, 5 exponent (bias 15), 10 mantissa bits. Moved into place, a finite value is off by the exponent
+// bias alone, which one exact multiplication by 2^112 corrects, subnormals included.
 GNNAGG_HOST_DEVICE float widen(Half value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = uint32_t(value.bits & 0x7fffu) << 13;

@@ -23,35 +23,35 @@ struct CsrArgs {
 
 struct SumArgs {
   CsrArgs csr;
-  const void* x;           // [B, N, F]
-  const void* perm;        // [E] or null
-  const void* weight;      // [E, H] acc or null
-  const void* src_scale;   // [N] acc or null
-  const void* dst_scale;   // [R] acc or null
-  void* out;               // [B, R, F], x's type, or acc
-  void* partials;          // [B, 2 K, F] acc
+  const void* x;          // [B, N, F]
+  const void* perm;       // [E] or null
+  const void* weight;     // [E, H] acc or null
+  const void* src_scale;  // [N] acc or null
+  const void* dst_scale;  // [R] acc or null
+  void* out;              // [B, R, F], x's type, or acc
+  void* partials;         // [B, 2 K, F] acc
   int64_t num_src, width, heads;
   bool mean, acc_out;
 };
 
 struct ExtremumArgs {
   CsrArgs csr;
-  const void* x;         // [B, N, F]
-  void* out;             // [B, R, F]
-  void* arg;             // [B, R, F] Index, or null
-  void* partials;        // [B, 2 K, F] acc
-  void* partial_args;    // [B, 2 K, F] Index, or null
+  const void* x;       // [B, N, F]
+  void* out;           // [B, R, F]
+  void* arg;           // [B, R, F] Index, or null
+  void* partials;      // [B, 2 K, F] acc
+  void* partial_args;  // [B, 2 K, F] Index, or null
   int64_t num_src, width;
   bool minimum;
 };
 
 struct ExtremumBackwardArgs {
-  CsrArgs csr;        // spans and splits unused
-  const void* grad;   // [B, R, F]
-  const void* arg;    // [B, R, F] Index
-  const void* x;      // [B, N, F]
-  const void* out;    // [B, R, F]
-  void* dx;           // [B, N, F] acc, zero beforehand
+  CsrArgs csr;       // spans and splits unused
+  const void* grad;  // [B, R, F]
+  const void* arg;   // [B, R, F] Index
+  const void* x;     // [B, N, F]
+  const void* out;   // [B, R, F]
+  void* dx;          // [B, N, F] acc, zero beforehand
   int64_t num_src, width;
 };
 

@@ -67,7 +67,7 @@ MultiFields fields_at(const MultiFields& fields, int64_t offset) {
   const auto index = [&](void* field) {
     return field ? static_cast<void*>(static_cast<Index*>(field) + offset) : nullptr;
   };
-  return {acc(fields.sum), acc(fields.shift), acc(fields.moment1), acc(fields.moment2),
+  return {acc(fields.sum), acc(fields.shift), acc(fields.moment1),   acc(fields.moment2),
           acc(fields.max), acc(fields.min),   index(fields.arg_max), index(fields.arg_min)};
 }
 
@@ -143,7 +143,8 @@ void finish(const MultiTask& task, const MultiFields& fields, int64_t count, int
   if (task.min) {
     for (int64_t f = 0; f < width; ++f) out(task.min)[f] = narrow<T>(empty ? Acc(0) : acc(fields.min)[f]);
   }
-  for (const auto& [result, field] : {std::pair(task.arg_max, fields.arg_max), std::pair(task.arg_min, fields.arg_min)}) {
+  for (const auto& [result, field] :
+       {std::pair(task.arg_max, fields.arg_max), std::pair(task.arg_min, fields.arg_min)}) {
     if (!result) continue;
     std::copy_n(static_cast<const Index*>(field), width, static_cast<Index*>(result) + offset);
   }
@@ -202,9 +203,8 @@ void run(MultiTask& task, const bridge::FeatureShape& shape, int64_t num_splits,
          Kernels::MultiPiece kernel) {
   const FieldBuffer<Accumulate<T>, Index> partials(task, num_splits ? shape.batch * 2 * task.csr.num_spans : 0);
   task.partials = partials.fields();
-  bridge::parallel_items(shape.batch * task.csr.num_spans, 1, bytes, [&](int64_t begin, int64_t end) {
-    reduce_spans<T, Index>(task, kernel, begin, end);
-  });
+  bridge::parallel_items(shape.batch * task.csr.num_spans, 1, bytes,
+                         [&](int64_t begin, int64_t end) { reduce_spans<T, Index>(task, kernel, begin, end); });
   bridge::parallel_items(shape.batch * num_splits, 1, bytes,
                          [&](int64_t begin, int64_t end) { combine<T, Index>(task, begin, end); });
 }

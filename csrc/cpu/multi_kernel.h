@@ -1,7 +1,7 @@
 // Several reductions of one piece of a row in one pass, on the CPU. Included once per level (GNNAGG_LEVEL).
 //
-// What: for every feature the sum, the moments of reduce.h (shift = first value, sums of distance and of squared distance),
-// the greatest and the least value and who holds them, of the slots [begin, end) of one row.
+// What: for every feature the sum, the moments of reduce.h (shift = first value, sums of distance and of squared
+// distance), the greatest and the least value and who holds them, of the slots [begin, end) of one row.
 // How: as aggregate_kernel.h, with blocks of at most two vectors, for each carries up to ten accumulators.
 // Traffic: F * s bytes per slot once, however many reductions are wanted.
 // Determinism: slot order; the caller merges pieces in span order.
@@ -11,13 +11,13 @@
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
-constexpr int kMostMultiVectors = 2;
+constexpr int kMostMultiVectors = kVectorBytes == 64 ? 4 : 2;  // as many as the registers hold
 
-// Both winners of `count` features one by one: any values, any number of slots.
+// The extremes of `count` features one by one: any values, any number of slots.
 template <typename T, typename Index>
-__attribute__((noinline)) void multi_winners_one_by_one(const T* x, int64_t width, const Index* col, int64_t begin,
-                                                        int64_t end, int64_t first, int64_t count,
-                                                        const MultiFields& fields) {
+__attribute__((noinline)) void extremes_one_by_one(const T* x, int64_t width, const Index* col, int64_t begin,
+                                                   int64_t end, int64_t first, int64_t count,
+                                                   const MultiFields& fields) {
   using Acc = Accumulate<T>;
   for (int64_t f = first; f < first + count; ++f) {
     Acc greatest = widen(x[int64_t(col[begin]) * width + f]), negated = -greatest;
@@ -29,6 +29,7 @@ __attribute__((noinline)) void multi_winners_one_by_one(const T* x, int64_t widt
     }
     static_cast<Acc*>(fields.max)[f] = greatest;
     static_cast<Acc*>(fields.min)[f] = -negated;
+    if (!fields.arg_max) continue;
     static_cast<Index*>(fields.arg_max)[f] = arg_max;
     static_cast<Index*>(fields.arg_min)[f] = arg_min;
   }
@@ -53,7 +54,7 @@ void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const vo
     const Lanes<Acc> sign = sign_if<Acc>(true);
     load_block(x + int64_t(col[begin]) * width, tail, value);
     watch.see_all(value);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       sum[v] = Vector<Acc>{} + value[v];  // as a sum that began at 0: a lone -0 gives 0
       shift[v] = value[v];
@@ -66,9 +67,9 @@ void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const vo
       const int64_t ahead = slot + kPrefetchSlots < live_edges ? slot + kPrefetchSlots : live_edges - 1;
       prefetch<kVectors * kWidth<T> * int64_t(sizeof(T))>(x + int64_t(col[ahead]) * width);
       load_block(x + int64_t(col[slot]) * width, tail, value);
-      if constexpr (kWithArg) watch.see_all(value);
+      if constexpr (kExtremes) watch.see_all(value);
       const Lanes<Acc> here = Lanes<Acc>{} + LaneInt<Acc>(slot - begin);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         sum[v] += value[v];
         if constexpr (kMoments) {
@@ -82,8 +83,8 @@ void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const vo
             update_winner<Acc>(value[v], here, greatest[v], arg_max[v]);
             update_winner<Acc>(opposite, here, negated[v], arg_min[v]);
           } else {
-            greatest[v] = value[v] != value[v] ? value[v] : greater(greatest[v], value[v]);
-            negated[v] = value[v] != value[v] ? value[v] : greater(negated[v], opposite);
+            greatest[v] = greater(greatest[v], value[v]);
+            negated[v] = greater(negated[v], opposite);
           }
         }
       }
@@ -95,19 +96,20 @@ void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const vo
       store_block<kVectors, Acc, Acc>(acc(fields.moment2) + first, in_last, moment2);
     }
     if constexpr (kExtremes) {
+      if (watch.any() || end - begin > kMostCountedSlots) {
+        extremes_one_by_one<T, Index>(x_all, width, col, begin, end, first, (kVectors - 1) * kWidth<T> + in_last,
+                                      fields);
+        return;
+      }
       if constexpr (kWithArg) {
-        if (watch.any() || end - begin > kMostCountedSlots) {
-          const int64_t count = (kVectors - 1) * kWidth<T> + in_last;
-          multi_winners_one_by_one<T, Index>(x_all, width, col, begin, end, first, count, fields);
-          return;
-        }
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           const int count = v + 1 < kVectors ? kWidth<T> : in_last;
-          store_winners(static_cast<Index*>(fields.arg_max) + first + v * kWidth<T>, arg_max[v], begin, count);
-          store_winners(static_cast<Index*>(fields.arg_min) + first + v * kWidth<T>, arg_min[v], begin, count);
+          store_winners<Acc>(static_cast<Index*>(fields.arg_max) + first + v * kWidth<T>, arg_max[v], begin, count);
+          store_winners<Acc>(static_cast<Index*>(fields.arg_min) + first + v * kWidth<T>, arg_min[v], begin, count);
         }
       }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) negated[v] = flip_sign<Acc>(negated[v], sign);
       store_block<kVectors, Acc, Acc>(acc(fields.max) + first, in_last, greatest);
       store_block<kVectors, Acc, Acc>(acc(fields.min) + first, in_last, negated);

@@ -30,8 +30,9 @@ inline CsrArgs csr_args(const char* op, const Tensor& rowptr, const Tensor& col,
   const ScalarType index = bridge::check_csr(rowptr, col, op);
   const int64_t num_spans = bridge::check_schedule(spans, index, op);
   if (splits) bridge::check_tensor(*splits, op, "splits", index, {num_spans + 1, 2});
-  return {rowptr.const_data_ptr(), col.const_data_ptr(), spans.const_data_ptr(),
-          splits ? splits->const_data_ptr() : nullptr, rowptr.numel() - 1, num_spans};
+  return {rowptr.const_data_ptr(), col.const_data_ptr(),
+          spans.const_data_ptr(),  splits ? splits->const_data_ptr() : nullptr,
+          rowptr.numel() - 1,      num_spans};
 }
 
 // Bytes of `rows` feature rows of every batch.
@@ -53,11 +54,11 @@ Tensor aggregate_sum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor s
                      OptionalTensor t_rowptr, OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
                      OptionalTensor t_splits);
 std::tuple<Tensor, Tensor> aggregate_extremum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor splits,
-                                              bool minimum, bool with_arg, OptionalTensor t_rowptr, OptionalTensor t_col,
-                                              OptionalTensor t_slot, OptionalTensor t_spans, OptionalTensor t_splits);
+                                              bool minimum, bool with_arg, OptionalTensor t_rowptr,
+                                              OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
+                                              OptionalTensor t_splits);
 Tensor extremum_backward(Tensor grad, Tensor arg, Tensor x, Tensor out, Tensor rowptr, Tensor col, Tensor spans,
-                         Tensor splits, Tensor t_rowptr, Tensor t_col, Tensor t_position, Tensor t_spans,
-                         Tensor t_splits);
+                         Tensor splits, Tensor t_rowptr, Tensor t_col, Tensor t_slot, Tensor t_spans, Tensor t_splits);
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_multi(
     Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor splits, int64_t which, bool with_arg,
     OptionalTensor t_rowptr, OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,

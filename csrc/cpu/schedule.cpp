@@ -15,13 +15,14 @@ void build(const Tensor& rowptr, int64_t num_spans, Tensor& spans_tensor, Tensor
   const SpanRule<Index> rule{bridge::read_pointer<Index>(rowptr), rowptr.numel() - 1, num_spans};
   Index* spans = bridge::write_pointer<Index>(spans_tensor);
   Index* splits = bridge::write_pointer<Index>(splits_tensor);
-  bridge::parallel_items(num_spans + 1, kBoundariesPerTurn, num_spans * kBoundaryBytes, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      const Boundary boundary = rule.boundary(k);
-      spans[2 * k] = Index(boundary.row);
-      spans[2 * k + 1] = Index(boundary.edge);
-    }
-  });
+  bridge::parallel_items(num_spans + 1, kBoundariesPerTurn, num_spans * kBoundaryBytes,
+                         [&](int64_t begin, int64_t end) {
+                           for (int64_t k = begin; k < end; ++k) {
+                             const Boundary boundary = rule.boundary(k);
+                             spans[2 * k] = Index(boundary.row);
+                             spans[2 * k + 1] = Index(boundary.edge);
+                           }
+                         });
   const auto is_inside = [&](int64_t k) { return rule.is_inside({int64_t(spans[2 * k]), int64_t(spans[2 * k + 1])}); };
   int64_t num_short = 0, num_long = 0;
   for (int64_t k = 1; k < num_spans;) {

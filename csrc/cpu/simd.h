@@ -1,5 +1,5 @@
-// Vectors of the instruction set that the including file is compiled for, in a namespace of its own (GNNAGG_LEVEL), so that
-// no code of one set can stand in for that of another. GCC vector extensions; intrinsics where they say it better.
+// Vectors of the instruction set that the including file is compiled for, in a namespace of its own (GNNAGG_LEVEL), so
+// that no code of one set can stand in for that of another. GCC vector extensions; intrinsics where they say it better.
 //
 // Products are rounded before they are added (no fused multiply-add), so every level gives the same bits.
 #pragma once
@@ -16,6 +16,8 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define GNNAGG_INLINE inline __attribute__((always_inline))
@@ -100,10 +102,21 @@ GNNAGG_INLINE Vector<float> widen_bfloat16(HalfWords bits) {
 #elif defined(__AVX2__)
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_bits<__m128i>(&bits)), 16));
 #elif defined(__SSE2__)
-  return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&bits))));
+  return _mm_castsi128_ps(
+      _mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&bits))));
 #else
   const Words words = __builtin_convertvector(bits, Words) << 16;
   return load_bits<Vector<float>>(&words);
+#endif
+}
+
+GNNAGG_INLINE Words widen_words(HalfWords bits) {
+#if defined(__SSE2__) && !defined(__AVX2__)
+  const __m128i words =
+      _mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(&bits)), _mm_setzero_si128());
+  return load_bits<Words>(&words);
+#else
+  return __builtin_convertvector(bits, Words);
 #endif
 }
 
@@ -112,10 +125,15 @@ GNNAGG_INLINE Vector<float> widen_half(HalfWords bits) {
   return _mm512_cvtph_ps(load_bits<__m256i>(&bits));
 #elif defined(__F16C__)
   return _mm256_cvtph_ps(load_bits<__m128i>(&bits));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(load_bits<float16x4_t>(&bits));
 #else
-  Vector<float> result;
-  for (int lane = 0; lane < kWidth<float>; ++lane) result[lane] = widen(Half{bits[lane]});
-  return result;
+  // As widen(Half), lane by lane.
+  const Words words = widen_words(bits), magnitude = (words & 0x7fffu) << 13;
+  const Vector<float> scaled = load_bits<Vector<float>>(&magnitude) * float_from_bits(0x77800000u);
+  const Words finite = load_bits<Words>(&scaled), special = magnitude | 0x7f800000u;
+  const Words result = ((words & 0x8000u) << 16) | ((words & 0x7c00u) == 0x7c00u ? special : finite);
+  return load_bits<Vector<float>>(&result);
 #endif
 }
 
@@ -144,6 +162,9 @@ GNNAGG_INLINE HalfWords narrow_half(Vector<float> value) {
 #elif defined(__F16C__)
   const __m128i bits = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return load_bits<HalfWords>(&bits);
+#elif defined(__aarch64__)
+  const float16x4_t narrowed = vcvt_f16_f32(value);
+  return load_bits<HalfWords>(&narrowed);
 #else
   HalfWords result;
   for (int lane = 0; lane < kWidth<float>; ++lane) result[lane] = narrow<Half>(value[lane]).bits;

@@ -39,7 +39,8 @@ GNNAGG_INLINE Vector<double> greater(Vector<double> current, Vector<double> cand
 #endif
 }
 
-// merge_winner (reduce.h) with one more value that is not NaN, at slot `here`, lane by lane. `winner` counts slots from 0.
+// merge_winner (reduce.h) with one more value that is not NaN, at slot `here`, lane by lane. `winner` counts slots from
+// 0.
 template <typename Acc>
 GNNAGG_INLINE void update_winner(Vector<Acc> value, Lanes<Acc> here, Vector<Acc>& best, Lanes<Acc>& winner) {
   const Lanes<Acc> none = Lanes<Acc>{} + LaneInt<Acc>(kNoWinner), one_less = Lanes<Acc>{} - LaneInt<Acc>(1);
@@ -58,7 +59,14 @@ GNNAGG_INLINE void update_winner(Vector<Acc> value, Lanes<Acc> here, Vector<Acc>
   }
   winner = load_bits<Lanes<Acc>>(&next);
 #else
-  const Lanes<Acc> one_more = (winner < none ? winner : none) + one_less;
+  Lanes<Acc> one_more = winner < none ? winner : none;
+#if defined(__AVX2__)
+  if constexpr (sizeof(Acc) == sizeof(float)) {
+    const __m256i count = _mm256_min_epi32(load_bits<__m256i>(&winner), load_bits<__m256i>(&none));
+    one_more = load_bits<Lanes<Acc>>(&count);
+  }
+#endif
+  one_more += one_less;
   winner = value == best ? one_more : winner;
   winner = value > best ? here : winner;
 #endif
@@ -77,7 +85,17 @@ class NanWatch {
       seen_ |= _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q);
     }
 #else
-    seen_ |= (a != a) | (b != b);
+    Lanes<Acc> is_nan;
+#if defined(__AVX2__)
+    if constexpr (sizeof(Acc) == sizeof(float)) {
+      is_nan = Lanes<Acc>(_mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+    } else {
+      is_nan = Lanes<Acc>(_mm256_cmp_pd(a, b, _CMP_UNORD_Q));
+    }
+#else
+    is_nan = (a != a) | (b != b);
+#endif
+    seen_ |= is_nan;
 #endif
   }
 

@@ -44,7 +44,8 @@ struct SpanView {
   int64_t partial_edges(const SplitRow& split, int64_t p) const {
     const int64_t row = row_of(split);
     const int64_t begin = p == 0 ? int64_t(rowptr[row]) : int64_t(spans[2 * (split.first + p - 1) + 1]);
-    const int64_t end = split.first + p > split.last ? int64_t(rowptr[row + 1]) : int64_t(spans[2 * (split.first + p) + 1]);
+    const int64_t end =
+        split.first + p > split.last ? int64_t(rowptr[row + 1]) : int64_t(spans[2 * (split.first + p) + 1]);
     return end - begin;
   }
 };

@@ -42,11 +42,12 @@ __device__ __forceinline__ void accumulate_sum(const SumArgs<T, kBytes, Index>& 
 }
 
 template <bool kScaled, typename T, int kBytes, typename Index>
-__global__ __launch_bounds__(kBlockThreads, kBlocksPerSm) void aggregate_sum_kernel(const SumArgs<T, kBytes, Index> args) {
+__global__ __launch_bounds__(kBlockThreads, kBlocksPerSm) void aggregate_sum_kernel(
+    const SumArgs<T, kBytes, Index> args) {
   const Group group(args.view.tiles.lanes);
   if (args.phases.has(0)) accumulate_sum<kScaled>(args, group);
   if (!args.phases.has(1) || !has_split_rows(args.view.table)) return;  // the same in every block
-  if (args.phases.together) cooperative_groups::this_grid().sync();    // every block's partials are visible to all
+  if (args.phases.together) cooperative_groups::this_grid().sync();     // every block's partials are visible to all
   combine_split_rows<SumReducer<T, kBytes>, kBytes>(args.view, args.target, group);
 }
 

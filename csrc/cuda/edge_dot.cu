@@ -18,10 +18,10 @@ namespace {
 
 template <typename T, typename Index>
 struct DotArgs {
-  RowsView<T, Index> view;        // x = b
-  const T* __restrict__ a;        // [B, num_rows, F]
+  RowsView<T, Index> view;         // x = b
+  const T* __restrict__ a;         // [B, num_rows, F]
   const Index* __restrict__ perm;  // [num_edges] or null
-  acc_t<T>* __restrict__ out;     // [num_edges, heads], zeroed
+  acc_t<T>* __restrict__ out;      // [num_edges, heads], zeroed
   int64_t heads;
   Phases phases;
 };
@@ -40,7 +40,8 @@ __device__ __forceinline__ void add_dots(const Acc (&products)[kSize], const Lan
       const int64_t feature = place.offset + i;
       if (place.active && feature >= from && feature < to) total += products[i];
     }
-    for (int step = group.lanes / 2; step > 0; step /= 2) total += __shfl_xor_sync(group.mask(), total, step, group.lanes);
+    for (int step = group.lanes / 2; step > 0; step /= 2)
+      total += __shfl_xor_sync(group.mask(), total, step, group.lanes);
     if (group.lane == 0) out[head] += total;
   }
 }

@@ -32,7 +32,7 @@ __global__ __launch_bounds__(kBlockThreads, kBlocksPerSm) void aggregate_extremu
     });
   }
   if (!args.phases.has(1) || !has_split_rows(args.view.table)) return;  // the same in every block
-  if (args.phases.together) cooperative_groups::this_grid().sync();    // every block's partials are visible to all
+  if (args.phases.together) cooperative_groups::this_grid().sync();     // every block's partials are visible to all
   combine_split_rows<Reducer, kBytes>(args.view, args.target, group);
 }
 
@@ -44,9 +44,10 @@ using bridge::ScalarType;
 using bridge::Tensor;
 
 std::tuple<Tensor, Tensor> aggregate_extremum_cuda(const Tensor& x, const Tensor& rowptr, const Tensor& col,
-                                                   const Tensor& spans, const Tensor& splits, bool minimum, bool with_arg,
-                                                   const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                                                   const OptionalTensor&, const OptionalTensor&) {
+                                                   const Tensor& spans, const Tensor& splits, bool minimum,
+                                                   bool with_arg, const OptionalTensor&, const OptionalTensor&,
+                                                   const OptionalTensor&, const OptionalTensor&,
+                                                   const OptionalTensor&) {
   const char* op = "aggregate_extremum";
   const bridge::CudaCall call(x);
   const FeatureShape shape(x, op, "x");
@@ -56,9 +57,9 @@ std::tuple<Tensor, Tensor> aggregate_extremum_cuda(const Tensor& x, const Tensor
                            : bridge::empty_like_device(x, {0}, csr.index);
   if (out.numel() == 0) return {out, winner};
   const int64_t partial_rows = shape.batch * 2 * csr.num_spans;
-  Tensor partials =
-      bridge::empty_like_device(x, {partial_rows, shape.width}, bridge::accumulate_type(x.scalar_type()));
+  Tensor partials = bridge::empty_like_device(x, {partial_rows, shape.width}, bridge::accumulate_type(x.scalar_type()));
   Tensor partial_winners = bridge::empty_like_device(x, {with_arg ? partial_rows : 0, shape.width}, csr.index);
+  Tensor partial_repeats = bridge::empty_like_device(x, {with_arg ? partial_rows : 0, shape.width}, ScalarType::Byte);
 
   bridge::dispatch_features(x, shape.width, csr.index, {&x, &out}, [&](auto types) {
     using Types = decltype(types);
@@ -69,9 +70,14 @@ std::tuple<Tensor, Tensor> aggregate_extremum_cuda(const Tensor& x, const Tensor
       using Reducer = ExtremumReducer<T, kBytes, Index, decltype(keeps_winner)::value>;
       ExtremumArgs<Reducer, T, Index> args{};
       args.view = bridge::rows_view<T, Index>(csr, shape, x, Packet<T, kBytes>::kSize);
-      args.target = {bridge::write_pointer<T>(out), bridge::write_pointer<Index>(winner),
-                     bridge::write_pointer<acc_t<T>>(partials), bridge::write_pointer<Index>(partial_winners),
-                     acc_t<T>(minimum ? -1 : 1)};
+      args.target = {bridge::write_pointer<T>(out),
+                     bridge::write_pointer<Index>(winner),
+                     bridge::write_pointer<acc_t<T>>(partials),
+                     bridge::write_pointer<Index>(partial_winners),
+                     bridge::write_pointer<uint8_t>(partial_repeats),
+                     args.view.table.col,
+                     acc_t<T>(minimum ? -1 : 1),
+                     csr.num_edges >= kSkipMeanDegree * csr.num_rows};
       const auto* kernel = reinterpret_cast<const void*>(&aggregate_extremum_kernel<Reducer, T, kBytes, Index>);
       launch_phases(bridge::plan_rows(kernel, args.view), args, kReducePhases, call.stream);
     };

@@ -27,7 +27,9 @@ constexpr unsigned long long kNoFault = 0x7fffffffffffffffull;  // 2^63 - 1, as 
 // Values of `loops`, as in gnnagg/graph.py.
 enum LoopMode : int64_t { kKeepLoops = 0, kAddLoops = 1, kReplaceLoops = 2, kRemoveLoops = 3 };
 
-int blocks_for(int64_t items) { return int(std::max<int64_t>(1, std::min(ceil_div<int64_t>(items, kThreads), kMaxBlocks))); }
+int blocks_for(int64_t items) {
+  return int(std::max<int64_t>(1, std::min(ceil_div<int64_t>(items, kThreads), kMaxBlocks)));
+}
 
 // Grid-stride loop over [0, count).
 template <typename Body>
@@ -45,9 +47,15 @@ struct EdgeList {
   int64_t num_rows, num_cols;
   int64_t loops;
 
-  __device__ __forceinline__ int64_t row_of(int64_t edge) const { return edge < num_given ? int64_t(row[edge]) : edge - num_given; }
-  __device__ __forceinline__ int64_t col_of(int64_t edge) const { return edge < num_given ? int64_t(col[edge]) : edge - num_given; }
-  __device__ __forceinline__ bool in_range(int64_t r, int64_t c) const { return r >= 0 && r < num_rows && c >= 0 && c < num_cols; }
+  __device__ __forceinline__ int64_t row_of(int64_t edge) const {
+    return edge < num_given ? int64_t(row[edge]) : edge - num_given;
+  }
+  __device__ __forceinline__ int64_t col_of(int64_t edge) const {
+    return edge < num_given ? int64_t(col[edge]) : edge - num_given;
+  }
+  __device__ __forceinline__ bool in_range(int64_t r, int64_t c) const {
+    return r >= 0 && r < num_rows && c >= 0 && c < num_cols;
+  }
   __device__ __forceinline__ bool removes(int64_t edge, int64_t r, int64_t c) const {
     return (loops == kReplaceLoops || loops == kRemoveLoops) && edge < num_given && r == c;
   }
@@ -56,8 +64,9 @@ struct EdgeList {
 __global__ void reset_fault(unsigned long long* fault) { fault[0] = kNoFault; }
 
 template <typename Input, typename Key, typename Index>
-__global__ __launch_bounds__(kThreads) void make_keys(const EdgeList<Input> edges, int64_t count, Key* __restrict__ keys,
-                                                      Index* __restrict__ ids, unsigned long long* __restrict__ fault) {
+__global__ __launch_bounds__(kThreads) void make_keys(const EdgeList<Input> edges, int64_t count,
+                                                      Key* __restrict__ keys, Index* __restrict__ ids,
+                                                      unsigned long long* __restrict__ fault) {
   for_each(count, [&](int64_t edge) {
     const int64_t r = edges.row_of(edge), c = edges.col_of(edge);
     const bool sound = edges.in_range(r, c);
@@ -85,8 +94,8 @@ __global__ __launch_bounds__(kThreads) void fetch_columns(const EdgeList<Input> 
 
 // rowptr[r] = number of sorted keys below r.
 template <typename Key, typename Index>
-__global__ __launch_bounds__(kThreads) void find_row_pointers(const Key* __restrict__ keys, int64_t count, int64_t num_rows,
-                                                              Index* __restrict__ rowptr) {
+__global__ __launch_bounds__(kThreads) void find_row_pointers(const Key* __restrict__ keys, int64_t count,
+                                                              int64_t num_rows, Index* __restrict__ rowptr) {
   for_each(num_rows + 1, [&](int64_t r) {
     int64_t low = 0, high = count;
     while (low < high) {
@@ -103,9 +112,10 @@ __global__ __launch_bounds__(kThreads) void find_row_pointers(const Key* __restr
 
 // Keys of the transpose: the source of every live slot.
 template <typename Key, typename Index>
-__global__ __launch_bounds__(kThreads) void make_source_keys(const Index* __restrict__ rowptr, const Index* __restrict__ col,
-                                                             int64_t count, int64_t num_rows, int64_t num_cols,
-                                                             Key* __restrict__ keys, Index* __restrict__ slots) {
+__global__ __launch_bounds__(kThreads) void make_source_keys(const Index* __restrict__ rowptr,
+                                                             const Index* __restrict__ col, int64_t count,
+                                                             int64_t num_rows, int64_t num_cols, Key* __restrict__ keys,
+                                                             Index* __restrict__ slots) {
   const int64_t live = rowptr[num_rows];
   for_each(count, [&](int64_t slot) {
     keys[slot] = Key(slot < live ? int64_t(col[slot]) : num_cols);
@@ -123,8 +133,9 @@ __global__ __launch_bounds__(kThreads) void mark_row_starts(const Index* __restr
 }
 
 template <typename Index>
-__global__ __launch_bounds__(kThreads) void fetch_rows(const Index* __restrict__ slots, const Index* __restrict__ row_of_slot,
-                                                       int64_t count, Index* __restrict__ col) {
+__global__ __launch_bounds__(kThreads) void fetch_rows(const Index* __restrict__ slots,
+                                                       const Index* __restrict__ row_of_slot, int64_t count,
+                                                       Index* __restrict__ col) {
   for_each(count, [&](int64_t i) { col[i] = row_of_slot[slots[i]]; });
 }
 
@@ -150,8 +161,8 @@ Tensor workspace(const Tensor& like, size_t bytes) {
 
 // Stable sort of (keys, ids) by the lowest bits of keys; the sorted arrays are left in `keys` and `ids`.
 template <typename Key, typename Index>
-void sort_pairs(const Tensor& like, cub::DoubleBuffer<Key>& keys, cub::DoubleBuffer<Index>& ids, int64_t count, int bits,
-                cudaStream_t stream) {
+void sort_pairs(const Tensor& like, cub::DoubleBuffer<Key>& keys, cub::DoubleBuffer<Index>& ids, int64_t count,
+                int bits, cudaStream_t stream) {
   size_t bytes = 0;
   check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, ids, count, 0, bits, stream), "radix sort size");
   const Tensor space = workspace(like, bytes);
@@ -167,7 +178,8 @@ struct PingPong {
       : first(bridge::empty_like_device(like, {count}, type)), second(bridge::empty_like_device(like, {count}, type)) {}
 
   cub::DoubleBuffer<Value> buffer() {
-    return cub::DoubleBuffer<Value>(static_cast<Value*>(first.mutable_data_ptr()), static_cast<Value*>(second.mutable_data_ptr()));
+    return cub::DoubleBuffer<Value>(static_cast<Value*>(first.mutable_data_ptr()),
+                                    static_cast<Value*>(second.mutable_data_ptr()));
   }
   Tensor current(const cub::DoubleBuffer<Value>& buffer) const { return buffer.selector == 0 ? first : second; }
 };
@@ -192,13 +204,13 @@ CsrTensors csr_from_coo_typed(const Tensor& row, const EdgeList<Input>& edges, i
   auto id_buffer = ids.buffer();
   auto* position = reinterpret_cast<unsigned long long*>(fault.mutable_data_ptr());
   reset_fault<<<1, 1, 0, stream>>>(position);
-  make_keys<<<blocks_for(count), kThreads, 0, stream>>>(edges, count, key_buffer.Current(), id_buffer.Current(), position);
+  make_keys<<<blocks_for(count), kThreads, 0, stream>>>(edges, count, key_buffer.Current(), id_buffer.Current(),
+                                                        position);
   if (count > 0) sort_pairs(row, key_buffer, id_buffer, count, bits_for(edges.num_rows + 1), stream);
-  find_row_pointers<<<blocks_for(edges.num_rows + 1), kThreads, 0, stream>>>(key_buffer.Current(), count, edges.num_rows,
-                                                                            bridge::write_pointer<Index>(rowptr));
-  fetch_columns<<<blocks_for(count), kThreads, 0, stream>>>(edges, count, id_buffer.Current(),
-                                                           bridge::write_pointer<Index>(col),
-                                                           bridge::write_pointer<int64_t>(fault));
+  find_row_pointers<<<blocks_for(edges.num_rows + 1), kThreads, 0, stream>>>(
+      key_buffer.Current(), count, edges.num_rows, bridge::write_pointer<Index>(rowptr));
+  fetch_columns<<<blocks_for(count), kThreads, 0, stream>>>(
+      edges, count, id_buffer.Current(), bridge::write_pointer<Index>(col), bridge::write_pointer<int64_t>(fault));
   check_cuda(cudaGetLastError(), "csr_from_coo launch");
   return {rowptr, col, ids.current(id_buffer), fault};
 }
@@ -216,11 +228,12 @@ std::tuple<Tensor, Tensor, Tensor> csr_transpose_typed(const Tensor& rowptr, con
     PingPong<Index> slots(rowptr, count, index_type<Index>());
     auto key_buffer = keys.buffer();
     auto slot_buffer = slots.buffer();
-    make_source_keys<<<blocks_for(count), kThreads, 0, stream>>>(pointers, bridge::read_pointer<Index>(col), count, num_rows,
-                                                                 num_cols, key_buffer.Current(), slot_buffer.Current());
+    make_source_keys<<<blocks_for(count), kThreads, 0, stream>>>(pointers, bridge::read_pointer<Index>(col), count,
+                                                                 num_rows, num_cols, key_buffer.Current(),
+                                                                 slot_buffer.Current());
     if (count > 0) sort_pairs(rowptr, key_buffer, slot_buffer, count, bits_for(num_cols + 1), stream);
     find_row_pointers<<<blocks_for(num_cols + 1), kThreads, 0, stream>>>(key_buffer.Current(), count, num_cols,
-                                                                        bridge::write_pointer<Index>(t_rowptr));
+                                                                         bridge::write_pointer<Index>(t_rowptr));
     t_slot = slots.current(slot_buffer);
   }
   Tensor row_of_slot = bridge::zeros_like_device(rowptr, {count}, index_type<Index>());
@@ -233,7 +246,7 @@ std::tuple<Tensor, Tensor, Tensor> csr_transpose_typed(const Tensor& rowptr, con
     check_cuda(cub::DeviceScan::InclusiveScan(space.data_ptr(), bytes, marks, marks, Larger{}, count, stream), "scan");
   }
   fetch_rows<<<blocks_for(count), kThreads, 0, stream>>>(bridge::read_pointer<Index>(t_slot), marks, count,
-                                                        bridge::write_pointer<Index>(t_col));
+                                                         bridge::write_pointer<Index>(t_col));
   check_cuda(cudaGetLastError(), "csr_transpose launch");
   return {t_rowptr, t_col, t_slot};
 }
@@ -253,8 +266,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_from_coo_cuda(const Tensor& row, 
   const int64_t count = row.numel() + (adds ? std::min(num_rows, num_cols) : 0);
   const auto build = [&](auto zero) {
     using Input = decltype(zero);
-    const EdgeList<Input> edges{bridge::read_pointer<Input>(row), bridge::read_pointer<Input>(col), row.numel(), num_rows,
-                                num_cols, loops};
+    const EdgeList<Input> edges{
+        bridge::read_pointer<Input>(row), bridge::read_pointer<Input>(col), row.numel(), num_rows, num_cols, loops};
     return wide ? csr_from_coo_typed<Input, uint64_t, int64_t>(row, edges, count, call.stream)
                 : csr_from_coo_typed<Input, uint32_t, int32_t>(row, edges, count, call.stream);
   };

@@ -10,9 +10,9 @@
 namespace gnnagg {
 
 struct Group {
-  int lanes;           // lanes of a group
-  int lane;            // this thread's, in [0, lanes)
-  int in_block;        // this group's, in [0, groups_in_block)
+  int lanes;     // lanes of a group
+  int lane;      // this thread's, in [0, lanes)
+  int in_block;  // this group's, in [0, groups_in_block)
   int groups_in_block;
 
   __device__ __forceinline__ explicit Group(int lanes_of_group)
@@ -36,11 +36,11 @@ struct FeatureTiles {
   int lanes;         // lanes of a group
   int tiles;         // tiles of a row
 
-  static FeatureTiles of(int64_t features, int elements_per_lane) {
-    const int64_t packets = ceil_div<int64_t>(features, elements_per_lane);
-    const int64_t lanes = next_power_of_two(packets < 1 ? 1 : packets);
-    const int64_t used = lanes < kMaxTileLanes ? lanes : kMaxTileLanes;
-    return {features, int(used), int(ceil_div<int64_t>(packets < 1 ? 1 : packets, used))};
+  static FeatureTiles of(int64_t features, int elements_per_lane, int most_lanes) {
+    const int64_t packets = features < 1 ? 1 : ceil_div<int64_t>(features, elements_per_lane);
+    const int64_t lanes = next_power_of_two(packets);
+    const int64_t used = lanes < most_lanes ? lanes : most_lanes;
+    return {features, int(used), int(ceil_div<int64_t>(packets, used))};
   }
 };
 

@@ -35,7 +35,7 @@ __global__ __launch_bounds__(kBlockThreads, kBlocksPerSmLarge) void aggregate_mu
     });
   }
   if (!args.phases.has(1) || !has_split_rows(args.view.table)) return;  // the same in every block
-  if (args.phases.together) cooperative_groups::this_grid().sync();    // every block's partials are visible to all
+  if (args.phases.together) cooperative_groups::this_grid().sync();     // every block's partials are visible to all
   combine_split_rows<Reducer, kBytes>(args.view, args.target, group);
 }
 
@@ -66,6 +66,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_mul
     const int64_t partial_rows = shape.batch * 2 * csr.num_spans;
     Tensor partials = bridge::empty_like_device(x, {6 * partial_rows, shape.width}, acc);
     Tensor partial_winners = bridge::empty_like_device(x, {with_arg ? 2 * partial_rows : 0, shape.width}, csr.index);
+    Tensor partial_repeats =
+        bridge::empty_like_device(x, {with_arg ? 2 * partial_rows : 0, shape.width}, ScalarType::Byte);
     bridge::dispatch_features(x, shape.width, csr.index, {&x, &sum, &mean, &var, &greatest, &least}, [&](auto types) {
       using Types = decltype(types);
       using T = typename Types::Element;
@@ -92,7 +94,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_mul
                        winner_pointer(winner_least),
                        bridge::write_pointer<acc_t<T>>(partials),
                        bridge::write_pointer<Index>(partial_winners),
-                       partial_rows};
+                       bridge::write_pointer<uint8_t>(partial_repeats),
+                       partial_rows,
+                       args.view.table.col};
         const auto* kernel = reinterpret_cast<const void*>(&aggregate_multi_kernel<Reducer, T, kBytes, Index>);
         launch_phases(bridge::plan_rows(kernel, args.view), args, kReducePhases, call.stream);
       };

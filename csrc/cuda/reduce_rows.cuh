@@ -20,9 +20,9 @@ template <typename T, typename Index>
 struct RowsView {
   SpanTable<Index> table;
   FeatureTiles tiles;
-  int64_t batch;                // B
+  int64_t batch;  // B
   int64_t num_src;
-  const T* __restrict__ x;      // [B, num_src, F]
+  const T* __restrict__ x;  // [B, num_src, F]
 };
 
 template <typename T, int kBytes, typename Index>
@@ -30,14 +30,16 @@ __device__ __forceinline__ LanePlace lane_place(const RowsView<T, Index>& view, 
   const int64_t tile = layer % view.tiles.tiles, entry = layer / view.tiles.tiles;
   const int64_t offset = (tile * group.lanes + group.lane) * Packet<T, kBytes>::kSize;
   const bool active = offset < view.tiles.features;
-  return {view.tiles.features, active ? offset : 0, entry * view.table.num_rows, entry * 2 * view.table.num_spans, active};
+  return {view.tiles.features, active ? offset : 0, entry * view.table.num_rows, entry * 2 * view.table.num_spans,
+          active};
 }
 
 template <typename T, int kBytes, typename Index>
-__device__ __forceinline__ PlainRows<T, kBytes, Index> plain_rows(const RowsView<T, Index>& view, const LanePlace& place,
-                                                                   int64_t layer) {
+__device__ __forceinline__ PlainRows<T, kBytes, Index> plain_rows(const RowsView<T, Index>& view,
+                                                                  const LanePlace& place, int64_t layer) {
   const int64_t entry = layer / view.tiles.tiles;
-  return {view.x + entry * view.num_src * view.tiles.features + place.offset, uint32_t(view.tiles.features * sizeof(T))};
+  return {view.x + entry * view.num_src * view.tiles.features + place.offset,
+          uint32_t(view.tiles.features * sizeof(T))};
 }
 
 // Layers: tiles of each batch entry, entry by entry.
@@ -60,8 +62,8 @@ __device__ __forceinline__ void accumulate_spans(const RowsView<T, Index>& view,
 
 // Called by every thread, once the partials are visible.
 template <typename Reducer, int kBytes, typename T, typename Index>
-__device__ __forceinline__ void combine_split_rows(const RowsView<T, Index>& view, const typename Reducer::Target& target,
-                                                   const Group& group) {
+__device__ __forceinline__ void combine_split_rows(const RowsView<T, Index>& view,
+                                                   const typename Reducer::Target& target, const Group& group) {
   const int64_t layers = num_layers(view);
   const int64_t short_items = view.table.num_short() * layers;
   for (int64_t item = group.index(); item < short_items; item += group.count()) {

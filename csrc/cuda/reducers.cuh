@@ -1,7 +1,10 @@
 // Reducers: the running values of one packet of features of one row, kept by one lane. The rules are in common/reduce.h.
 #pragma once
 
+#include <type_traits>
+
 #include "common/reduce.h"
+#include "cuda/tuning.h"
 #include "cuda/vector.cuh"
 
 namespace gnnagg {
@@ -24,6 +27,7 @@ struct SumReducer {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
+  static constexpr bool kSkips = false;
 
   struct Target {
     T* __restrict__ out;                // [num_rows, F], or null
@@ -47,7 +51,7 @@ struct SumReducer {
     for (int i = 0; i < kSize; ++i) state.value[i] = Acc(0);
   }
   template <typename Index>
-  __device__ __forceinline__ void add(const Acc (&values)[kSize], Index) {
+  __device__ __forceinline__ void add(const Acc (&values)[kSize], Index, Index) {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) state.value[i] += values[i];
   }
@@ -101,11 +105,38 @@ __device__ __forceinline__ float greater_or_nan(float a, float b) {
 }
 __device__ __forceinline__ double greater_or_nan(double a, double b) { return beats(a, b) ? a : b; }
 
-// merge_winner for one more edge and a packet of features. Where every candidate is plainly greater or plainly less, which
-// is nearly always, two comparisons and two selects a feature do it.
+// How many more edges than one hold each feature's best value, all duplicates of the edge in `winner`: a byte a feature.
+template <int kSize>
+struct Repeats {
+  using Bytes = typename std::conditional<(kSize > 4), unsigned long long, unsigned>::type;
+  static constexpr unsigned kMost = 255;
+  Bytes bytes;
+
+  __device__ __forceinline__ unsigned of(int i) const { return unsigned(bytes >> (8 * i)) & kMost; }
+  __device__ __forceinline__ void add(int i) { bytes += Bytes(1) << (8 * i); }
+  __device__ __forceinline__ void clear(int i) { bytes &= ~(Bytes(kMost) << (8 * i)); }
+  __device__ __forceinline__ void set(int i, unsigned count) {
+    clear(i);
+    bytes |= Bytes(count) << (8 * i);
+  }
+  __device__ __forceinline__ void store(uint8_t* __restrict__ at) const {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) at[i] = uint8_t(of(i));
+  }
+  __device__ __forceinline__ void load(const uint8_t* at) {
+    bytes = 0;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) bytes |= Bytes(__ldcg(at + i)) << (8 * i);
+  }
+};
+
+// One more edge, for a packet of features whose best values and winners are kept. Where every candidate is plainly greater or
+// plainly less, which is nearly always, two comparisons and two selects a feature do it. A tie with the edge just before, where
+// that came from the same source, is only counted: its source receives the whole gradient either way. (That edge had the same
+// value; had another source held it, the winner would be negative by now.)
 template <int kSize, typename Acc, typename Index>
-__device__ __forceinline__ void update_winners(Acc (&best)[kSize], Index (&winner)[kSize], const Acc (&candidate)[kSize],
-                                               Index slot) {
+__device__ __forceinline__ void update_winners(Acc (&best)[kSize], Index (&winner)[kSize], Repeats<kSize>& repeats,
+                                               const Acc (&candidate)[kSize], Index slot, bool same_source) {
   bool plain = true;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) plain = plain && (candidate[i] > best[i] || candidate[i] < best[i]);
@@ -115,10 +146,48 @@ __device__ __forceinline__ void update_winners(Acc (&best)[kSize], Index (&winne
       const bool wins = candidate[i] > best[i];
       best[i] = wins ? candidate[i] : best[i];
       winner[i] = wins ? slot : winner[i];
+      if (repeats.bytes != 0 && wins) repeats.clear(i);
     }
-  } else {
+    return;
+  }
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) merge_winner(best[i], winner[i], candidate[i], slot);
+  for (int i = 0; i < kSize; ++i) {
+    if (beats(candidate[i], best[i])) {
+      best[i] = candidate[i];
+      winner[i] = slot;
+      repeats.clear(i);
+    } else if (ties_with(candidate[i], best[i])) {
+      const unsigned extra = repeats.of(i);
+      if (winner[i] >= 0 && same_source && extra < Repeats<kSize>::kMost) {
+        repeats.add(i);
+      } else {
+        winner[i] = winner[i] == kNoWinner ? slot : Index(-(winner_count(winner[i]) + Index(extra) + 1));
+        repeats.clear(i);
+      }
+    }
+  }
+}
+
+// Merges what later edges of the same row left.
+template <int kSize, typename Acc, typename Index>
+__device__ __forceinline__ void merge_winners(Acc (&best)[kSize], Index (&winner)[kSize], Repeats<kSize>& repeats,
+                                              const Acc (&other_best)[kSize], const Index (&other_winner)[kSize],
+                                              const Repeats<kSize>& other_repeats, const Index* __restrict__ col) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const unsigned mine = repeats.of(i), theirs = other_repeats.of(i);
+    if (beats(other_best[i], best[i]) || winner[i] == kNoWinner) {
+      best[i] = other_best[i];
+      winner[i] = other_winner[i];
+      repeats.set(i, theirs);
+    } else if (ties_with(other_best[i], best[i]) && other_winner[i] != kNoWinner) {
+      const bool one_source = winner[i] >= 0 && other_winner[i] >= 0 && mine + theirs < Repeats<kSize>::kMost &&
+                              __ldg(col + winner[i]) == __ldg(col + other_winner[i]);
+      if (!one_source) {
+        winner[i] = -(winner_count(winner[i]) + Index(mine) + winner_count(other_winner[i]) + Index(theirs));
+      }
+      repeats.set(i, one_source ? mine + theirs + 1 : 0);
+    }
   }
 }
 
@@ -128,64 +197,89 @@ struct ExtremumReducer {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
+  static constexpr bool kSkips = kWinner;  // keeping the winner is what makes an edge expensive
   static constexpr int kWinners = kWinner ? kSize : 1;
 
   struct Target {
-    T* __restrict__ out;                   // [num_rows, F]
-    Index* __restrict__ winner;            // [num_rows, F] when kWinner
-    Acc* __restrict__ partials;            // [2 num_spans, F]
-    Index* __restrict__ partial_winners;   // [2 num_spans, F] when kWinner
-    Acc sign;                              // 1, or -1 for min
+    T* __restrict__ out;                    // [num_rows, F]
+    Index* __restrict__ winner;             // [num_rows, F] when kWinner
+    Acc* __restrict__ partials;             // [2 num_spans, F]
+    Index* __restrict__ partial_winners;    // [2 num_spans, F] when kWinner
+    uint8_t* __restrict__ partial_repeats;  // likewise
+    const Index* __restrict__ col;          // [num_edges]
+    Acc sign;                               // 1, or -1 for min
+    bool long_rows;                         // worth asking whether a batch changes anything
   };
   struct State {
     Acc value[kSize];
     Index winner[kWinners];
+    Repeats<kSize> repeats;
   };
 
   Target target;
   LanePlace place;
   State state;
+  Index last_source;  // of the edge before, in this row
 
   __device__ __forceinline__ ExtremumReducer(const Target& to, const LanePlace& at) : target(to), place(at) {}
 
   __device__ __forceinline__ void reset() {
+    last_source = -1;
+    state.repeats.bytes = 0;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       state.value[i] = -Acc(INFINITY);
       if constexpr (kWinner) state.winner[i] = kNoWinner;
     }
   }
-  __device__ __forceinline__ void add(const Acc (&values)[kSize], Index slot) {
+  // Whether every one of these edges is plainly less than the best in every feature: in a long row nearly all are.
+  __device__ __forceinline__ bool ignores(const Acc (&values)[kEdgeBatch][kSize]) const {
+    bool less = true;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      Acc greatest = target.sign * values[0][i];
+#pragma unroll
+      for (int u = 1; u < kEdgeBatch; ++u) greatest = greater_or_nan(target.sign * values[u][i], greatest);
+      less = less && greatest < state.value[i];
+    }
+    return less;
+  }
+  __device__ __forceinline__ void add(const Acc (&values)[kSize], Index slot, Index source) {
     Acc candidate[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i) candidate[i] = target.sign * values[i];
     if constexpr (kWinner) {
-      update_winners(state.value, state.winner, candidate, slot);
+      update_winners(state.value, state.winner, state.repeats, candidate, slot, source == last_source);
+      last_source = source;
     } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) state.value[i] = greater_or_nan(candidate[i], state.value[i]);
     }
   }
   __device__ __forceinline__ void merge(const State& other) {
+    if constexpr (kWinner) {
+      merge_winners(state.value, state.winner, state.repeats, other.value, other.winner, other.repeats, target.col);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      if constexpr (kWinner) {
-        merge_winner(state.value[i], state.winner[i], other.value[i], other.winner[i]);
-      } else {
-        state.value[i] = greater_or_nan(other.value[i], state.value[i]);
-      }
+      for (int i = 0; i < kSize; ++i) state.value[i] = greater_or_nan(other.value[i], state.value[i]);
     }
   }
   __device__ __forceinline__ void store_partial(int64_t slot) const {
     if (!place.active) return;
     Span<Acc, kSize>::store(target.partials + place.partial(slot), state.value);
-    if constexpr (kWinner) Span<Index, kSize>::store(target.partial_winners + place.partial(slot), state.winner);
+    if constexpr (kWinner) {
+      Span<Index, kSize>::store(target.partial_winners + place.partial(slot), state.winner);
+      state.repeats.store(target.partial_repeats + place.partial(slot));
+    }
   }
   __device__ __forceinline__ void merge_partial(int64_t slot, Index) {
     if (!place.active) return;
     State other;
     Span<Acc, kSize>::load(target.partials + place.partial(slot), other.value);
-    if constexpr (kWinner) Span<Index, kSize>::load(target.partial_winners + place.partial(slot), other.winner);
+    if constexpr (kWinner) {
+      Span<Index, kSize>::load(target.partial_winners + place.partial(slot), other.winner);
+      other.repeats.load(target.partial_repeats + place.partial(slot));
+    }
     merge(other);
   }
   __device__ __forceinline__ void store_row(Index row, Index edges) const {
@@ -204,31 +298,38 @@ struct MultiReducer {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
+  static constexpr bool kSkips = false;
   static constexpr int kWinners = kWinner ? kSize : 1;
   static constexpr int kFields = 6;
 
   struct Target {
-    T *__restrict__ sum, *__restrict__ mean, *__restrict__ var, *__restrict__ greatest, *__restrict__ least;  // [num_rows, F]
-    Index *__restrict__ winner_greatest, *__restrict__ winner_least;  // [num_rows, F] when kWinner
-    Acc* __restrict__ partials;                                       // [kFields, B, 2 num_spans, F]
-    Index* __restrict__ partial_winners;                              // [2, B, 2 num_spans, F] when kWinner
-    int64_t partial_slots;                                            // B * 2 num_spans
+    T* __restrict__ sum, * __restrict__ mean, * __restrict__ var, * __restrict__ greatest, * __restrict__ least;  // [num_rows, F]
+    Index* __restrict__ winner_greatest, * __restrict__ winner_least;  // [num_rows, F] when kWinner
+    Acc* __restrict__ partials;                                        // [kFields, B, 2 num_spans, F]
+    Index* __restrict__ partial_winners;                               // [2, B, 2 num_spans, F] when kWinner
+    uint8_t* __restrict__ partial_repeats;                             // likewise
+    int64_t partial_slots;                                             // B * 2 num_spans
+    const Index* __restrict__ col;                                     // [num_edges]
   };
   struct State {
     Acc count;
     Acc sum[kSize], greatest[kSize], least[kSize];  // least holds the negated minimum
     Moments<Acc> moments[kSize];
     Index winner_greatest[kWinners], winner_least[kWinners];
+    Repeats<kSize> repeats_greatest, repeats_least;
   };
 
   Target target;
   LanePlace place;
   State state;
+  Index last_source;  // of the edge before, in this row
 
   __device__ __forceinline__ MultiReducer(const Target& to, const LanePlace& at) : target(to), place(at) {}
 
   __device__ __forceinline__ void reset() {
     state.count = Acc(0);
+    last_source = -1;
+    state.repeats_greatest.bytes = state.repeats_least.bytes = 0;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       state.sum[i] = Acc(0);
@@ -237,7 +338,7 @@ struct MultiReducer {
       if constexpr (kWinner) state.winner_greatest[i] = state.winner_least[i] = kNoWinner;
     }
   }
-  __device__ __forceinline__ void add(const Acc (&values)[kSize], Index slot) {
+  __device__ __forceinline__ void add(const Acc (&values)[kSize], Index slot, Index source) {
     const bool first = state.count == Acc(0);
     state.count += Acc(1);
     Acc negated[kSize];
@@ -248,11 +349,12 @@ struct MultiReducer {
       state.moments[i].update(values[i], first);
     }
     if constexpr (kWinner) {
-      update_winners(state.greatest, state.winner_greatest, values, slot);
-      update_winners(state.least, state.winner_least, negated, slot);
+      update_winners(state.greatest, state.winner_greatest, state.repeats_greatest, values, slot,
+                     source == last_source);
+      update_winners(state.least, state.winner_least, state.repeats_least, negated, slot, source == last_source);
+      last_source = source;
     } else {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) merge_extremes(i, values[i], negated[i], Index(0), Index(0));
+      merge_extremes(values, negated);
     }
   }
   __device__ __forceinline__ void merge(const State& other) {
@@ -260,8 +362,14 @@ struct MultiReducer {
     for (int i = 0; i < kSize; ++i) {
       state.sum[i] += other.sum[i];
       state.moments[i].merge(state.count, other.moments[i], other.count);
-      merge_extremes(i, other.greatest[i], other.least[i], kWinner ? other.winner_greatest[kWinner ? i : 0] : Index(0),
-                      kWinner ? other.winner_least[kWinner ? i : 0] : Index(0));
+    }
+    if constexpr (kWinner) {
+      merge_winners(state.greatest, state.winner_greatest, state.repeats_greatest, other.greatest,
+                    other.winner_greatest, other.repeats_greatest, target.col);
+      merge_winners(state.least, state.winner_least, state.repeats_least, other.least, other.winner_least,
+                    other.repeats_least, target.col);
+    } else {
+      merge_extremes(other.greatest, other.least);
     }
     state.count += other.count;
   }
@@ -280,6 +388,8 @@ struct MultiReducer {
     if constexpr (kWinner) {
       Span<Index, kSize>::store(partial_winner(0, slot), state.winner_greatest);
       Span<Index, kSize>::store(partial_winner(1, slot), state.winner_least);
+      state.repeats_greatest.store(partial_repeats(0, slot));
+      state.repeats_least.store(partial_repeats(1, slot));
     }
   }
   __device__ __forceinline__ void merge_partial(int64_t slot, Index edges) {
@@ -295,6 +405,8 @@ struct MultiReducer {
     if constexpr (kWinner) {
       Span<Index, kSize>::load(partial_winner(0, slot), other.winner_greatest);
       Span<Index, kSize>::load(partial_winner(1, slot), other.winner_least);
+      other.repeats_greatest.load(partial_repeats(0, slot));
+      other.repeats_least.load(partial_repeats(1, slot));
     }
     merge(other);
   }
@@ -322,17 +434,18 @@ struct MultiReducer {
   }
 
  private:
-  __device__ __forceinline__ void merge_extremes(int i, Acc high, Acc low, Index high_winner, Index low_winner) {
-    if constexpr (kWinner) {
-      merge_winner(state.greatest[i], state.winner_greatest[i], high, high_winner);
-      merge_winner(state.least[i], state.winner_least[i], low, low_winner);
-    } else {
-      state.greatest[i] = greater_or_nan(high, state.greatest[i]);
-      state.least[i] = greater_or_nan(low, state.least[i]);
+  __device__ __forceinline__ void merge_extremes(const Acc (&high)[kSize], const Acc (&low)[kSize]) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      state.greatest[i] = greater_or_nan(high[i], state.greatest[i]);
+      state.least[i] = greater_or_nan(low[i], state.least[i]);
     }
   }
   __device__ __forceinline__ Acc* partial(int field, int64_t slot) const {
     return target.partials + place.partial(field * target.partial_slots + slot);
+  }
+  __device__ __forceinline__ uint8_t* partial_repeats(int field, int64_t slot) const {
+    return target.partial_repeats + place.partial(field * target.partial_slots + slot);
   }
   __device__ __forceinline__ Index* partial_winner(int field, int64_t slot) const {
     return target.partial_winners + place.partial(field * target.partial_slots + slot);

@@ -19,13 +19,13 @@ Tensor aggregate_sum_cuda(const Tensor& x, const Tensor& rowptr, const Tensor& c
                           const OptionalTensor& t_rowptr, const OptionalTensor& t_col, const OptionalTensor& t_slot,
                           const OptionalTensor& t_spans, const OptionalTensor& t_splits);
 std::tuple<Tensor, Tensor> aggregate_extremum_cuda(const Tensor& x, const Tensor& rowptr, const Tensor& col,
-                                                   const Tensor& spans, const Tensor& splits, bool minimum, bool with_arg,
-                                                   const OptionalTensor& t_rowptr, const OptionalTensor& t_col,
-                                                   const OptionalTensor& t_slot, const OptionalTensor& t_spans,
-                                                   const OptionalTensor& t_splits);
+                                                   const Tensor& spans, const Tensor& splits, bool minimum,
+                                                   bool with_arg, const OptionalTensor& t_rowptr,
+                                                   const OptionalTensor& t_col, const OptionalTensor& t_slot,
+                                                   const OptionalTensor& t_spans, const OptionalTensor& t_splits);
 Tensor extremum_backward_cuda(const Tensor& grad, const Tensor& winner, const Tensor& x, const Tensor& out,
                               const Tensor& rowptr, const Tensor& col, const Tensor& spans, const Tensor& splits,
-                              const Tensor& t_rowptr, const Tensor& t_col, const Tensor& t_position, const Tensor& t_spans,
+                              const Tensor& t_rowptr, const Tensor& t_col, const Tensor& t_slot, const Tensor& t_spans,
                               const Tensor& t_splits);
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_multi_cuda(
     const Tensor& x, const Tensor& rowptr, const Tensor& col, const Tensor& spans, const Tensor& splits, int64_t which,

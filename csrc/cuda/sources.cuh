@@ -11,6 +11,7 @@ struct PlainRows {
   using Vector = Packet<T, kBytes>;
   struct Batch {
     typename Vector::Raw raw[kEdgeBatch];
+    Index ids[kEdgeBatch];
   };
 
   const T* __restrict__ x;  // this lane's packet of source 0
@@ -26,17 +27,32 @@ struct PlainRows {
   }
   __device__ __forceinline__ typename Vector::Raw load(Index id) const { return Vector::load(row(id)); }
   __device__ __forceinline__ void start(Index, Index, Index) {}
-  __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end, const Index (&ids)[kEdgeBatch]) {
+  __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
+                                          const Index (&ids)[kEdgeBatch]) {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
+      batch.ids[u] = ids[u];
       if (slot + u >= begin && slot + u < end) batch.raw[u] = load(ids[u]);
     }
   }
+  // Whether the reducer would be the same after this whole batch.
   template <typename Reducer>
-  __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Reducer& reducer) const {
+  __device__ __forceinline__ bool changes_nothing(const Batch& batch, const Reducer& reducer) const {
+    if constexpr (Reducer::kSkips) {
+      if (!reducer.target.long_rows) return false;
+      acc_t<T> values[kEdgeBatch][Vector::kSize];
+#pragma unroll
+      for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(batch.raw[u], values[u]);
+      return reducer.ignores(values);
+    } else {
+      return false;
+    }
+  }
+  template <typename Cursor>
+  __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Cursor& cursor) const {
     acc_t<T> values[Vector::kSize];
     Vector::unpack(batch.raw[u], values);
-    reducer.add(values, slot);
+    cursor.reducer.add(values, slot, batch.ids[u]);
   }
 };
 
@@ -68,13 +84,17 @@ struct ScaledRows {
 
   __device__ __forceinline__ void read_edges(Index slot, Index begin, Index end) {
     if (factors.perm) {
-      load_ids(factors.perm, slot, begin, end, edges);
+      load_batch(factors.perm, slot, begin, end, edges);
     } else {
 #pragma unroll
       for (int u = 0; u < kEdgeBatch; ++u) edges[u] = slot + u;
     }
   }
   __device__ __forceinline__ void read_weights(Index slot, Index begin, Index end) {
+    if (factors.weight && !factors.perm && factors.heads == 1) {
+      load_batch(factors.weight, slot, begin, end, weights);
+      return;
+    }
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       const bool inside = slot + u >= begin && slot + u < end;
@@ -86,7 +106,8 @@ struct ScaledRows {
     read_weights(slot, begin, end);
     read_edges(slot + kEdgeBatch, begin, end);
   }
-  __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end, const Index (&ids)[kEdgeBatch]) {
+  __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
+                                          const Index (&ids)[kEdgeBatch]) {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       batch.factor[u] = weights[u];
@@ -98,12 +119,16 @@ struct ScaledRows {
     read_edges(slot + 2 * kEdgeBatch, begin, end);
   }
   template <typename Reducer>
-  __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Reducer& reducer) const {
+  __device__ __forceinline__ bool changes_nothing(const Batch&, const Reducer&) const {
+    return false;
+  }
+  template <typename Cursor>
+  __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Cursor& cursor) const {
     Acc values[Vector::kSize];
     Vector::unpack(batch.raw[u], values);
 #pragma unroll
     for (int i = 0; i < Vector::kSize; ++i) values[i] *= batch.factor[u];
-    reducer.add(values, slot);
+    cursor.reducer.add(values, slot, slot);  // sums do not ask who the source is
   }
 };
 

@@ -26,30 +26,35 @@ struct SpanTable {
   __device__ __forceinline__ int64_t num_short() const { return splits[0]; }
   __device__ __forceinline__ int64_t num_long() const { return splits[1]; }
   // Inside boundaries of the i-th split row: short rows are listed from the front, long rows from the back.
-  __device__ __forceinline__ SplitRow short_row(int64_t i) const { return {splits[2 * (i + 1)], splits[2 * (i + 1) + 1]}; }
+  __device__ __forceinline__ SplitRow short_row(int64_t i) const {
+    return {splits[2 * (i + 1)], splits[2 * (i + 1) + 1]};
+  }
   __device__ __forceinline__ SplitRow long_row(int64_t i) const {
     return {splits[2 * (num_spans - i)], splits[2 * (num_spans - i) + 1]};
   }
 };
 
-// Ids of kEdgeBatch slots from `slot` on (a multiple of kEdgeBatch away from a 16-byte boundary of the array where that
-// exists); slots outside [begin, end) are not read.
-template <typename Index>
-__device__ __forceinline__ void load_ids(const Index* __restrict__ array, Index slot, Index begin, Index end,
-                                         Index (&ids)[kEdgeBatch]) {
-  constexpr int kPerLoad = kLaneBytes / int(sizeof(Index));
-  if (slot >= begin && slot + kEdgeBatch <= end && (reinterpret_cast<uintptr_t>(array + slot) & (kLaneBytes - 1)) == 0) {
+// Entries of kEdgeBatch slots from `slot` on, 16 bytes a load where the array allows (slot is a multiple of kEdgeBatch away
+// from a 16-byte boundary where that exists); slots outside [begin, end) are not read.
+template <typename Value, typename Index>
+__device__ __forceinline__ void load_batch(const Value* __restrict__ array, Index slot, Index begin, Index end,
+                                           Value (&values)[kEdgeBatch]) {
+  constexpr int kPerLoad = kLaneBytes / int(sizeof(Value));
+  static_assert(kEdgeBatch % kPerLoad == 0, "a batch is whole loads");
+  if (slot >= begin && slot + kEdgeBatch <= end &&
+      (reinterpret_cast<uintptr_t>(array + slot) & (kLaneBytes - 1)) == 0) {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; u += kPerLoad) {
       const uint4 raw = __ldg(reinterpret_cast<const uint4*>(array + slot + u));
-      const Index* unpacked = reinterpret_cast<const Index*>(&raw);
+      const Value* unpacked = reinterpret_cast<const Value*>(&raw);
 #pragma unroll
-      for (int i = 0; i < kPerLoad; ++i) ids[u + i] = unpacked[i];
+      for (int i = 0; i < kPerLoad; ++i) values[u + i] = unpacked[i];
     }
     return;
   }
 #pragma unroll
-  for (int u = 0; u < kEdgeBatch; ++u) ids[u] = slot + u >= begin && slot + u < end ? __ldg(array + slot + u) : Index(0);
+  for (int u = 0; u < kEdgeBatch; ++u)
+    values[u] = slot + u >= begin && slot + u < end ? __ldg(array + slot + u) : Value(0);
 }
 
 // First slot of the batch that holds `begin`, so that batches start on 16-byte boundaries of `array`. May be negative.
@@ -115,29 +120,31 @@ struct RowCursor {
 
 // Called by every thread of a group: reduces the rows of span k.
 template <typename Index, typename Source, typename Reducer>
-__device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64_t k, Source source, const Reducer& empty) {
+__device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64_t k, Source source,
+                                            const Reducer& empty) {
   const Index begin = table.span_edge(k), end = table.span_edge(k + 1);
   RowCursor<Index, Reducer> cursor(table, k, empty);
   if (begin < end) {
     Index slot = batch_start(table.col, begin);
     Index ids[kEdgeBatch];
-    load_ids(table.col, slot, begin, end, ids);
+    load_batch(table.col, slot, begin, end, ids);
     source.start(slot, begin, end);
     for (; slot < end; slot += kEdgeBatch) {
       typename Source::Batch batch;
       source.request(batch, slot, begin, end, ids);
-      load_ids(table.col, Index(slot + kEdgeBatch), begin, end, ids);
+      load_batch(table.col, Index(slot + kEdgeBatch), begin, end, ids);
       const bool one_row = slot >= begin && slot + kEdgeBatch <= end && slot + kEdgeBatch <= cursor.row_end;
       if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
+        if (__all_sync(__activemask(), source.changes_nothing(batch, cursor.reducer))) continue;  // likewise
 #pragma unroll
-        for (int u = 0; u < kEdgeBatch; ++u) source.feed(batch, u, Index(slot + u), cursor.reducer);
+        for (int u = 0; u < kEdgeBatch; ++u) source.feed(batch, u, Index(slot + u), cursor);
         continue;
       }
 #pragma unroll
       for (int u = 0; u < kEdgeBatch; ++u) {
         if (slot + u >= begin && slot + u < end) {
           cursor.move_to(Index(slot + u));
-          source.feed(batch, u, Index(slot + u), cursor.reducer);
+          source.feed(batch, u, Index(slot + u), cursor);
         }
       }
     }
@@ -147,7 +154,8 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
 
 // Edges behind one partial of the split row.
 template <typename Index>
-__device__ __forceinline__ Index partial_edges(const SpanTable<Index>& table, const SplitRow& split, Index row, int64_t k) {
+__device__ __forceinline__ Index partial_edges(const SpanTable<Index>& table, const SplitRow& split, Index row,
+                                               int64_t k) {
   if (k < split.first) return table.span_edge(split.first) - table.rowptr[row];
   const Index stop = k < split.last ? table.span_edge(k + 1) : table.rowptr[row + 1];
   return stop - table.span_edge(k);
@@ -155,8 +163,8 @@ __device__ __forceinline__ Index partial_edges(const SpanTable<Index>& table, co
 
 // Merges the partials of spans [from, to) of a split row, in span order. Called by every thread of a group.
 template <typename Index, typename Reducer>
-__device__ __forceinline__ void merge_partials(const SpanTable<Index>& table, const SplitRow& split, Index row, int64_t from,
-                                               int64_t to, Reducer& reducer) {
+__device__ __forceinline__ void merge_partials(const SpanTable<Index>& table, const SplitRow& split, Index row,
+                                               int64_t from, int64_t to, Reducer& reducer) {
 #pragma unroll 4
   for (int64_t k = from; k < to; ++k) {
     reducer.merge_partial(k < split.first ? 2 * k + 1 : 2 * k, partial_edges(table, split, row, k));
@@ -176,7 +184,8 @@ __device__ __forceinline__ void combine_short_row(const SpanTable<Index>& table,
 // Called by every thread of a block: a split row with many partials. Each group merges a run of them; the runs are merged
 // pairwise through shared memory in a fixed order.
 template <typename Index, typename Reducer>
-__device__ __forceinline__ void combine_long_row(const SpanTable<Index>& table, int64_t i, const Group& group, Reducer reducer) {
+__device__ __forceinline__ void combine_long_row(const SpanTable<Index>& table, int64_t i, const Group& group,
+                                                 Reducer reducer) {
   __shared__ typename Reducer::State exchange[kBlockThreads / 2];
   const SplitRow split = table.long_row(i);
   const Index row = table.span_row(split.first);

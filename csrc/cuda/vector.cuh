@@ -71,9 +71,7 @@ struct Packet {
     __device__ __forceinline__ Bits() {}
   };
 
-  static __device__ __forceinline__ Raw load(const T* address) {
-    return __ldg(reinterpret_cast<const Raw*>(address));
-  }
+  static __device__ __forceinline__ Raw load(const T* address) { return __ldg(reinterpret_cast<const Raw*>(address)); }
   // For data that is read once: leaves the caches to the feature rows.
   static __device__ __forceinline__ Raw load_once(const T* address) {
     return __ldcs(reinterpret_cast<const Raw*>(address));

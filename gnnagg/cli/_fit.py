@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -74,7 +75,7 @@ class Classifier(torch.nn.Module):
     def __init__(self, conv: Callable[[int, int], torch.nn.Module], num_features: int, num_classes: int, hyper: Hyper):
         super().__init__()
         widths = [num_features, *[hyper.hidden] * (hyper.layers - 1), num_classes]
-        self.convs = torch.nn.ModuleList(conv(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.convs = torch.nn.ModuleList(conv(*pair) for pair in itertools.pairwise(widths))
         self.dropout = hyper.dropout
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def fit(
         with _autocast(device, hyper.amp):
             scores = model(data.x, data.edge_index)
         loss = F.cross_entropy(scores[data.train_mask].float(), y_train)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         _finish(device)
         seconds.append(time.perf_counter() - start)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 DatasetName = enum.Enum("DatasetName", {name: name for name in datasets.NAMES}, type=str)  # type: ignore[misc]
+_EMBEDDED = DatasetName("synthetic")
 
 
 class LayerName(str, enum.Enum):
@@ -45,7 +46,7 @@ _CLASSES = {LayerName.sage: "SAGEConv", LayerName.gcn: "GCNConv"}
 
 
 def train(
-    dataset: Annotated[DatasetName, typer.Option(help="synthetic and karate need no files.")] = DatasetName.synthetic,
+    dataset: Annotated[DatasetName, typer.Option(help="synthetic and karate need no files.")] = _EMBEDDED,
     root: Annotated[
         Path | None, typer.Option(help="Folder of raw files: Cora/raw as PyG has it, or planetoid/cora/raw.")
     ] = None,
@@ -108,16 +109,14 @@ def _layer_classes(name: str, compare_pyg: bool) -> dict[str, Any]:
     return classes
 
 
-def _run_all(
-    classes: dict[str, Any], data: datasets.NodeDataset, hyper: Hyper, seeds: range
-) -> dict[str, list[Fit]]:
+def _run_all(classes: dict[str, Any], data: datasets.NodeDataset, hyper: Hyper, seeds: range) -> dict[str, list[Fit]]:
     """Every seed with every class. The classes take turns, so that a busy machine slows all of them."""
     from ._fit import fit, warm_up
 
     results: dict[str, list[Fit]] = {name: [] for name in classes}
     total = hyper.epochs * len(seeds) * len(classes)
     with tqdm(total=total, unit="epoch", disable=None, leave=False, dynamic_ncols=True) as bar:
-        for name, conv in classes.items():
+        for conv in classes.values():
             warm_up(conv, data.x.device, hyper)
         for seed in seeds:
             for name, conv in classes.items():
@@ -168,7 +167,9 @@ def _print_report(
     from rich.console import Console
     from rich.table import Table
 
-    device = torch.cuda.get_device_name(where) if where.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"cpu, {threads} thread{'' if threads == 1 else 's'}"
+    device = torch.cuda.get_device_name(where) if where.type == "cuda" else cpu
     precision = "bfloat16 autocast" if hyper.amp else "float32"
     table = Table(title=f"{data.name}, {hyper.layers} x {_CLASSES[layer]}, {device}, {precision}", title_justify="left")
     for heading in ("layers of", "test accuracy", "seconds per epoch", "peak memory"):

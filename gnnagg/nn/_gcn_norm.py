@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +52,7 @@ class NormalisedGraph:
     loop: float | None = None
     dtype: torch.dtype | None = None
     flow: Flow = "source_to_target"
+    _as_pyg: tuple[Tensor, Tensor | None] | None = field(default=None, init=False, repr=False)
 
     def propagate(self, x: Tensor, *, mean: bool = False) -> Tensor:
         """``[.., N, F]``: the sum (or mean) over edges of coefficient times ``x [.., N, F]``."""
@@ -76,24 +77,27 @@ class NormalisedGraph:
 
     def __getitem__(self, item: int) -> Tensor | None:
         """PyG's form: 0 is edge_index ``[2, E]``, 1 the coefficients ``[E]`` or None."""
+        if self._as_pyg is None:
+            self._as_pyg = self._to_pyg()
+        return self._as_pyg[item]
+
+    def _to_pyg(self) -> tuple[Tensor, Tensor | None]:
         edge_index, perm = as_edge_index(self.graph, self.flow)
-        loops = torch.arange(self.graph.num_dst, device=edge_index.device)
-        if item == 0:
-            return edge_index if self.loop is None else torch.cat([edge_index, loops.expand(2, -1)], dim=1)
-        if item != 1:
-            raise IndexError(f"NormalisedGraph: index must be 0 or 1, got {item}")
-        if self.dtype is None:
-            return None
-        if self.weight is None:
-            value = edge_index.new_ones(edge_index.size(1), dtype=accumulate_dtype(self.dtype))
-        else:
-            live = edge_index.size(1)
-            value = self.weight[:live] if perm is None else self.weight[perm]
-        if self.scale is not None:
-            value = self.scale[edge_index[0]] * value * self.scale[edge_index[1]]
-            if self.loop is not None:
-                value = torch.cat([value, self.loop * self.scale * self.scale])
-        return value.to(self.dtype)
+        value: Tensor | None = None
+        if self.dtype is not None:
+            num_edges = edge_index.size(1)
+            if self.weight is None:
+                value = edge_index.new_ones(num_edges, dtype=accumulate_dtype(self.dtype))
+            else:
+                value = self.weight[:num_edges] if perm is None else self.weight[perm]
+            if self.scale is not None:
+                value = self.scale[edge_index[0]] * value * self.scale[edge_index[1]]
+                if self.loop is not None:
+                    loops = torch.arange(self.graph.num_dst, device=edge_index.device).expand(2, -1)
+                    edge_index = torch.cat([edge_index, loops], dim=1)
+                    value = torch.cat([value, self.loop * self.scale * self.scale])
+            value = value.to(self.dtype)
+        return edge_index, value
 
 
 class Edges(NamedTuple):

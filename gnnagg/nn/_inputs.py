@@ -13,7 +13,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from .. import _graph_cache
 from .._operands import FEATURE_DTYPES
-from ..aggregate import Reduce, _reduce_rows
+from ..aggregate import Reduce, reduce_features
 from ..graph import Graph
 
 __all__ = ["Adjacency", "as_edge_index", "combine", "reduce_along", "reductions", "unfused_features", "wrap_edges"]
@@ -124,10 +124,11 @@ def _wrap_torch_sparse(adj_t: Tensor) -> Adjacency | str:
 
 def _sparse_plan(adj_t: Any, key: Tensor) -> Graph:
     """Graph.from_sparse, kept as long as ``key`` lives."""
-    graph = _graph_cache.lookup(key, "from_sparse")
+    name = ("from_sparse", adj_t.size(0), adj_t.size(1))
+    graph = _graph_cache.lookup(key, name)
     if graph is None:
         graph = Graph.from_sparse(adj_t)
-        _graph_cache.store(key, "from_sparse", graph)
+        _graph_cache.store(key, name, graph)
     return graph
 
 
@@ -146,9 +147,9 @@ def reduce_along(x: Tensor, graph: Graph, names: tuple[Reduce, ...], node_dim: i
         raise ValueError(f"{type(layer).__name__}: x must be on the edges' device {graph.device}, got {x.device}")
     axis = node_dim if node_dim >= 0 else node_dim + x.dim()
     if axis == x.dim() - 2 and x.dim() <= 3:
-        return list(_reduce_rows(x.contiguous(), graph, None, names, x.dtype))
+        return list(reduce_features(x.contiguous(), graph, None, names, x.dtype))
     rows = x.movedim(axis, 0)
-    outs = _reduce_rows(rows.flatten(1).contiguous(), graph, None, names, x.dtype)
+    outs = reduce_features(rows.flatten(1).contiguous(), graph, None, names, x.dtype)
     return [out.reshape(-1, *rows.shape[1:]).movedim(0, axis) for out in outs]
 
 

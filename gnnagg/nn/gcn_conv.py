@@ -66,8 +66,8 @@ class GCNConv(FusedLayer, torch_geometric.nn.GCNConv):  # type: ignore[misc]
             self._count_fallback(found)
             if isinstance(edge_index, Graph):
                 edge_index, perm = as_edge_index(edge_index, self.flow)
-                if perm is not None and edge_weight is not None:
-                    edge_weight = edge_weight[perm]
+                if edge_weight is not None:
+                    edge_weight = edge_weight[: edge_index.size(1)] if perm is None else edge_weight[perm]
             return cast(Tensor, super().forward(x, edge_index, edge_weight))
         normalised, names = found
         x = self.lin(x)
@@ -90,12 +90,15 @@ class GCNConv(FusedLayer, torch_geometric.nn.GCNConv):  # type: ignore[misc]
             return "node_dim"
         if not isinstance(edges, Graph):
             self._check_input(edges, None)
+        linear = names in (("sum",), ("mean",))
+        if self.normalize and not linear:
+            return f"aggr {self.aggr} over weighted edges"
         normalised = self._normalised(x, edges, edge_weight)
         if isinstance(normalised, str):
             return normalised
         if normalised.graph.device != x.device:
             raise ValueError(f"GCNConv: x must be on the edges' device {normalised.graph.device}, got {x.device}")
-        if normalised.dtype is not None and names not in (("sum",), ("mean",)):
+        if normalised.dtype is not None and not linear:
             return f"aggr {self.aggr} over weighted edges"
         if normalised.loop is not None and names != ("sum",):
             return f"aggr {self.aggr} over a sparse matrix with self-loops"
