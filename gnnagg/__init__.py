@@ -16,7 +16,7 @@ from ._graph_cache import set_limit as set_graph_cache_limit
 from .aggregate import aggregate
 from .edge_dot import edge_dot
 from .graph import Graph
-from .launch import apply_environment, launch_mode
+from .launch import LaunchPlan, apply_environment, last_launch_plan, launch_mode
 from .nn.fallback import reset_stats, stats
 from .schedule import Schedule
 
@@ -27,11 +27,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Graph",
+    "LaunchPlan",
     "Schedule",
     "aggregate",
     "clear_graph_cache",
     "edge_dot",
     "graph_cache_info",
+    "last_launch_plan",
     "launch_mode",
     "nn",
     "reference",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._registration import being_traced, declare
+from ._registration import being_traced, caching_allowed, declare
 from .schedule import Schedule, num_spans
 
 __all__ = ["Csr", "FaultWatch", "inverse_permutation", "needs_wide_index", "place_by"]
@@ -80,7 +80,7 @@ class Csr:
         if self._perm is None and self._origin is not None and self.slot is not None:
             origin = self._origin.perm
             perm = self.slot if origin is None else origin.index_select(0, self.slot)
-            if being_traced():
+            if not caching_allowed():
                 return perm
             self._perm = perm
         return self._perm
@@ -92,7 +92,7 @@ class Csr:
             return self._position
         assert self.slot is not None
         position = inverse_permutation(self.slot)
-        if not being_traced():
+        if caching_allowed():
             self._position = position
         return position
 
@@ -115,7 +115,7 @@ class Csr:
         known = self._inverse_degree.get(dtype)
         if known is None:
             known = self.degree().clamp(min=1).to(dtype).reciprocal()
-            if not being_traced():
+            if caching_allowed():
                 self._inverse_degree[dtype] = known
         return known
 
@@ -125,7 +125,7 @@ class Csr:
         known = self._schedules.get(spans) if isinstance(spans, int) else None
         if known is None:
             known = Schedule.build(self.rowptr, self.num_edges, spans)
-            if not being_traced():
+            if caching_allowed():
                 self._schedules[spans] = known
         return known
 
@@ -173,7 +173,7 @@ class Csr:
             raise ValueError("Graph.from_csr: rowptr must be [num_dst + 1], got [0]")
         if perm is not None and perm.shape != col.shape:
             raise ValueError(f"Graph.from_csr: perm must be {list(col.shape)}, got {list(perm.shape)}")
-        _native.require(rowptr.device.type)
+        _native.require(rowptr.device)
         if num_cols is None:
             num_cols = int(col.max()) + 1 if col.numel() else 0
         num_edges = col.size(0)
@@ -184,8 +184,10 @@ class Csr:
             bad |= (perm < 0) | (perm >= num_edges)
         if num_edges:
             first = bad.to(torch.int8).argmax()
-            position = torch.where(bad[first] | ~pointers_fit, first, _NO_FAULT)
-            fault = torch.stack([position, torch.where(pointers_fit, 0, -1), col[first].long()])
+            position = torch.where(bad.any() | ~pointers_fit, first, _NO_FAULT)
+            fault = torch.stack(
+                [position, torch.where(pointers_fit, 0, -1), col.index_select(0, first[None])[0].long()]
+            )
         else:
             fault = torch.stack(
                 [torch.where(pointers_fit, _NO_FAULT, 0), torch.where(pointers_fit, 0, -1), rowptr[0] * 0]

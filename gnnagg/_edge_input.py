@@ -44,6 +44,8 @@ def check_size(edge_index: Tensor, size: Any) -> tuple[int, int]:
     elif size is None:
         inferred = int(edge_index.max()) + 1 if edge_index.numel() else 0
         size = (max(inferred, 0),) * 2
+    if not isinstance(size, (tuple, list)) and not hasattr(size, "__len__"):
+        raise TypeError(f"Graph: size must be (num_src, num_dst), one int or None, got {size!r}")
     if len(size) != 2:
         raise ValueError(f"Graph: size must be (num_src, num_dst), got {size!r}")
     counts: list[int] = []
@@ -88,6 +90,9 @@ def _graph_of_edge_index(edge_index: Any) -> Graph:
     """PyG's EdgeIndex (sources in row 0): its CSC is our CSR, and its CSR our transpose's."""
     from .graph import Graph
 
+    if not edge_index.is_sorted:
+        num_src, num_dst = edge_index.get_sparse_size()
+        return Graph.from_edge_index(edge_index.as_subclass(Tensor), (int(num_src), int(num_dst)))
     (colptr, row), perm = edge_index.get_csc()
     num_src, num_dst = edge_index.get_sparse_size()
     del num_dst

@@ -1,7 +1,7 @@
 """Process-wide cache of graph plans, keyed by the identity and version counter of the index tensor.
 
-Layers and epochs that receive the same tensor share one plan; a tensor changed in place is planned anew; a plan dies with
-its tensor. Bounded in bytes, least recently used first out. Safe to use from several threads.
+Layers and epochs that receive the same tensor share one plan; a tensor changed in place is planned anew; a plan dies
+with its tensor. Bounded in bytes, least recently used first out. Safe to use from several threads.
 """
 
 from __future__ import annotations

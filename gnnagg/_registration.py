@@ -1,8 +1,8 @@
 """How an operator of this package is declared: schema, fake and autograd on the op's own page, through this one.
 
-A differentiable op is called in two ways with the same formula. Eager code goes through a ``torch.autograd.Function`` and
-reaches the kernel below the autograd dispatch keys (10-16 us of host time, against 27-38 through a registered formula);
-code that is being compiled, or runs under a dispatch mode, calls the registered op.
+A differentiable op is called in two ways with the same formula. Eager code goes through a ``torch.autograd.Function``
+and reaches the kernel below the autograd dispatch keys (10-16 us of host time, against 27-38 through a registered
+formula); code that is being compiled, or runs under a dispatch mode, calls the registered op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["being_traced", "declare", "differentiable"]
+__all__ = ["being_traced", "caching_allowed", "declare", "differentiable"]
 
 _Fake = TypeVar("_Fake", bound=Callable[..., Any])
 
@@ -24,6 +24,15 @@ _Fake = TypeVar("_Fake", bound=Callable[..., Any])
 def being_traced() -> bool:
     """Whether this code is being compiled or runs under a dispatch mode: then nothing may be cached."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def caching_allowed() -> bool:
+    """Whether tensors made now may be kept for later calls: not while tracing, nor while a CUDA graph is captured.
+
+    What is made during capture belongs to that CUDA graph and holds nothing before its first replay.
+    """
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return not being_traced() and not capturing
 
 
 def declare(name: str, schema: str) -> Callable[[_Fake], _Fake]:

@@ -1,7 +1,7 @@
 """aggregate: every target node's reduction over its neighbours' features, on a cached graph plan.
 
-The work is cut into spans of equal cost (schedule.py), so that a node with millions of neighbours is shared by many thread
-blocks and combined in a fixed order.
+The work is cut into spans of equal cost (schedule.py), so that a node with millions of neighbours is shared by many
+thread blocks and combined in a fixed order.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     from .aggregate import sum_rows
 
     a, b = ctx.saved_tensors
+    grad = grad.contiguous()
     graph: Graph = ctx.graph
     grad_a = sum_rows(b, graph, grad).to(a.dtype) if ctx.needs[0] else None
     grad_b = sum_rows(a, graph.flip(), grad).to(b.dtype) if ctx.needs[1] else None

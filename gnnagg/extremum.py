@@ -1,7 +1,7 @@
 """The max and min of every row, and their gradient, shared equally among tied neighbours.
 
-The tie rule is that of PyG's native scatter (and of torch.amax): with ReLU features many neighbours tie at 0, and each of
-the k winners receives 1/k of the gradient.
+With ReLU features many neighbours tie at 0; each of the k winners receives 1/k of the gradient. (PyG's native scatter
+means the same, but counts its zero-initialised output as one more winner where the result is 0.)
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def extremum_rows(x: Tensor, graph: Graph, *, minimum: bool) -> tuple[Tensor, Te
         minimum: min instead of max.
 
     Returns:
-        out, like x with num_dst rows: 0 for an empty row, NaN where a neighbour is NaN. winner, same shape, index dtype:
-        slot of the only winner, -1 for an empty row, minus the number of winners where several tie; empty ``[0]`` when
-        no gradient is wanted.
+        out, like x with num_dst rows: 0 for an empty row, NaN where a neighbour is NaN. winner, same shape, index
+        dtype: slot of the only winner, -1 for an empty row, minus the number of winners where several tie; empty
+        ``[0]`` when no gradient is wanted.
     """
     traced = being_traced()
     schedule = graph.csr.schedule(row_bytes(x))

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import _graph_cache, _native
 from ._csr import Csr, FaultWatch, needs_wide_index, place_by
 from ._edge_input import check_edge_index, check_size, edge_index_of
-from ._registration import being_traced
+from ._registration import being_traced, caching_allowed
 
 __all__ = ["Graph"]
 
@@ -75,7 +75,7 @@ class Graph:
 
         Deterministic: edges of a row keep the caller's order.
         """
-        edge_index = edge_index_of(edge_index)
+        given, edge_index = edge_index, edge_index_of(edge_index)
         check_edge_index(edge_index)
         if flow not in _FLOWS:
             raise ValueError(f"Graph: flow must be one of {_FLOWS}, got {flow!r}")
@@ -86,10 +86,11 @@ class Graph:
         if being_traced():
             return _plan(edge_index, num_src, num_dst, flow, self_loops)
         key = (num_src, num_dst, flow, self_loops)
-        graph = _graph_cache.lookup(edge_index, key)
+        graph = _graph_cache.lookup(given, key)
         if graph is None:
             graph = _plan(edge_index, num_src, num_dst, flow, self_loops)
-            _graph_cache.store(edge_index, key, graph)
+            if caching_allowed():
+                _graph_cache.store(given, key, graph)
         return graph
 
     @staticmethod
@@ -111,9 +112,10 @@ class Graph:
 
     @staticmethod
     def from_sparse(adj_t: Any) -> Graph:
-        """Plan of a sparse matrix whose rows are targets: torch.sparse CSR/CSC/COO, torch_sparse.SparseTensor, or a
-        PyG EdgeIndex (sources in row 0), reusing what they have cached. Values are not read: pass them as ``weight``
-        in the matrix's own order.
+        """Plan of a sparse matrix whose rows are targets.
+
+        Takes torch.sparse CSR/CSC/COO, torch_sparse.SparseTensor, or a PyG EdgeIndex (sources in row 0), and reuses
+        what they have cached. Values are not read: pass them as ``weight`` in the matrix's own order.
 
         Raises:
             TypeError: adj_t is none of these.
@@ -159,7 +161,7 @@ class Graph:
         if self._transpose is not None:
             return self._transpose
         transpose = self.csr.transposed()
-        if not being_traced():
+        if caching_allowed():
             self._transpose = transpose
         return transpose
 
@@ -168,7 +170,7 @@ class Graph:
         if self._flipped is not None:
             return self._flipped
         flipped = Graph(self.transpose, transpose=self.csr)
-        if not being_traced():
+        if caching_allowed():
             self._flipped = flipped
         return flipped
 
@@ -188,7 +190,7 @@ class Graph:
         view: Graph | None = self.attachments.get(name)
         if view is None:
             view = build()
-            if not being_traced():
+            if caching_allowed():
                 self.attachments[name] = view
         return view
 
@@ -205,7 +207,9 @@ class Graph:
         perm = by_source.perm
         if perm is None:  # a flipped graph whose slots are in edge order
             perm = torch.arange(self.num_edges, device=self.device).to(col.dtype)
-        return Graph(Csr(rowptr, col, None, self.num_src), transpose=Csr(by_source.rowptr, perm, None, self.num_edges))
+        # Row e of the view is edge e, so an edge id is the slot of its edge too.
+        transpose = Csr(by_source.rowptr, perm, perm, self.num_edges, slot=perm)
+        return Graph(Csr(rowptr, col, None, self.num_src), transpose=transpose)
 
     def transpose_slot(self) -> Tensor:
         """``[num_edges]`` slot in ``csr`` of each edge of the transpose."""
@@ -261,7 +265,7 @@ class Graph:
 
 
 def _plan(edge_index: Tensor, num_src: int, num_dst: int, flow: Flow, self_loops: SelfLoops | None) -> Graph:
-    _native.require(edge_index.device.type)
+    _native.require(edge_index.device)
     src, dst = (0, 1) if flow == "source_to_target" else (1, 0)
     loops = min(num_src, num_dst) if self_loops in ("add", "remove_add") else 0
     wide = needs_wide_index(num_src, num_dst, edge_index.size(1) + loops)
@@ -276,7 +280,10 @@ def _plan(edge_index: Tensor, num_src: int, num_dst: int, flow: Flow, self_loops
 def _flatten(graph: Graph) -> tuple[list[Tensor | None], tuple[int, int]]:
     transpose = graph._transpose
     spread = [graph.rowptr, graph.col, graph.perm]
-    spread += [None, None, None, None] if transpose is None else [*transpose.tensors()]
+    if transpose is None:
+        spread += [None, None, None, None]
+    else:  # perm, not the tensors so far: it is made from an origin that does not travel
+        spread += [transpose.rowptr, transpose.col, transpose.perm, transpose.slot]
     return spread, (graph.num_src, graph.num_dst)
 
 

@@ -9,18 +9,47 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
 from . import _native
 
-__all__ = ["LaunchMode", "launch_mode"]
+__all__ = ["LaunchMode", "LaunchPlan", "last_launch_plan", "launch_mode"]
 
 LaunchMode = Literal["auto", "cooperative", "staged"]
 _MODES = get_args(LaunchMode)
 
 torch.library.define("gnnagg::set_launch_mode", "(int mode) -> int")
+torch.library.define("gnnagg::last_launch_plan", "() -> (int, int, int, int, bool)")
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How a kernel was launched.
+
+    Attributes:
+        grid: thread blocks.
+        block: threads of a block.
+        blocks_per_sm: blocks of this kernel that can be resident on one SM, by the occupancy query in this context.
+        sms: SMs of the device.
+        cooperative: one launch with grid.sync() between phases, rather than one launch per phase.
+    """
+
+    grid: int
+    block: int
+    blocks_per_sm: int
+    sms: int
+    cooperative: bool
+
+
+def last_launch_plan() -> LaunchPlan | None:
+    """The plan of this thread's last launch of an op with phases; None before the first, or without CUDA."""
+    if not _native.available("cuda"):
+        return None
+    plan = LaunchPlan(*torch.ops.gnnagg.last_launch_plan())
+    return plan if plan.grid else None
 
 
 @contextlib.contextmanager

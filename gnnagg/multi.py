@@ -85,6 +85,7 @@ def _save(ctx: Any, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, mean, _, greatest, least, arg_max, arg_min = output
     ctx.save_for_backward(args[0], mean, greatest, least, arg_max, arg_min)
     ctx.mark_non_differentiable(arg_max, arg_min)
+    ctx.which = args[5]
     ctx.set_materialize_grads(False)
 
 
@@ -98,18 +99,26 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     graph: Graph = ctx.graph
     wide = accumulate_dtype(x.dtype)
     inverse = graph.csr.inverse_degree(wide).unsqueeze(-1)
-    d_sum, d_mean, d_var, d_max, d_min = [None if grad is None else grad.to(wide) for grad in grads[:5]]
+    d_sum, d_mean, d_var, d_max, d_min = [
+        grad.to(wide) if grad is not None and ctx.which & bit else None
+        for grad, bit in zip(grads, _BITS.values(), strict=False)
+    ]
     # dx[j] = sum_i (constant[i] + slope[i] * x[j]): one aggregation over the transpose for all that is smooth.
     constant: Tensor | None = d_sum
     if d_mean is not None:
         constant = d_mean * inverse if constant is None else constant + d_mean * inverse
     total: Tensor | None = None
     if d_var is not None:
+        if mean.dtype != wide:  # the mean as a half has lost the digits that the distance from it needs
+            mean = sum_rows(x, graph, mean=True, acc_out=True)
         slope = 2 * inverse * d_var
-        shift = -slope * mean.to(wide)
+        shift = -slope * mean
         constant = shift if constant is None else constant + shift
         both = sum_rows(torch.cat([constant, slope], dim=-1), graph.flip())
-        total = both[..., : x.size(-1)] + both[..., x.size(-1) :] * x.to(wide)
+        width = x.size(-1)
+        constants, slopes = both.narrow(-1, 0, width), both.narrow(-1, width, width)
+        # No slope, no term: x may be infinite at a source that no row reads.
+        total = constants + torch.where(slopes == 0, 0.0, slopes * x.to(wide))
     elif constant is not None:
         total = sum_rows(constant.contiguous(), graph.flip())
     for grad, value, winner in ((d_max, greatest, arg_max), (d_min, least, arg_min)):

@@ -70,13 +70,14 @@ def _reduce(messages: Tensor, target: Tensor, num_dst: int, reduce: str) -> Tens
         index = target.unsqueeze(1).expand_as(messages)
         worst = -math.inf if reduce == "max" else math.inf
         name = "amax" if reduce == "max" else "amin"
-        out: Tensor = (empty + worst).scatter_reduce(0, index, messages, name)
-        return out.masked_fill((torch.bincount(target, minlength=num_dst) == 0).unsqueeze(1), 0.0)
+        is_empty = (torch.bincount(target, minlength=num_dst) == 0).unsqueeze(1)
+        out: Tensor = (empty + worst).scatter_reduce(0, index, messages, name).masked_fill(is_empty, 0.0)
+        return out
     raise ValueError(f"reference: unknown reduce {reduce!r}")
 
 
 def edge_dot(a: Tensor, b: Tensor, graph: Graph, heads: int = 1) -> Tensor:
     """As :func:`gnnagg.edge_dot.edge_dot`, for ``[N, F]`` inputs."""
     source, target, edge = edges(graph)
-    product = (a[target] * b[source]).unflatten(1, (heads, -1)).sum(-1)
+    product: Tensor = (a[target] * b[source]).unflatten(1, (heads, -1)).sum(-1)
     return product.new_zeros(graph.num_edges, heads).index_copy(0, edge, product)

@@ -29,7 +29,7 @@ def samples(op: str, device: str = "cpu") -> Iterator[tuple[Any, ...]]:
 
 
 def _graphs(device: str) -> Iterator[Graph]:
-    for name in ("hub", "bipartite", "no_edges"):
+    for name in ("bipartite", "no_edges"):
         yield ZOO[name].graph(device)
     yield ZOO["loops"].graph(device, self_loops="remove_add")
 

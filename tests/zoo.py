@@ -70,7 +70,7 @@ _LOOPS = torch.arange(20).repeat_interleave(4)
 ZOO: dict[str, Edges] = {
     "power_law": make(skewed(1300, 110, 3), skewed(1300, 110, 4), 110),
     "hub": _hub(700),
-    "big_hub": _hub(9000),  # enough edges for several spans on the CPU: node 3's row is split
+    "big_hub": _hub(4500),  # enough edges for several spans on the CPU: node 3's row is split
     "one_row": make(ids(800, 40, 5), torch.zeros(800, dtype=torch.int64), 40, 1),
     "dense": make(ids(3000, 12, 6), ids(3000, 12, 7), 12),  # 250 edges a row
     "chain": make(torch.arange(69), torch.arange(1, 70), 70),
@@ -118,6 +118,8 @@ def assert_matches_reference(
     x: Tensor, graph: Graph, weight: Tensor | None, reduce: str, *, backward: bool = True
 ) -> None:
     """aggregate and its gradients against gnnagg.reference in float64, within the rounding of the dtype of x."""
+    if reduce == "std":  # it jumps to 0 at a variance of 1e-5: on a grid, no variance but 0 comes near
+        x = (x * 8).round() / 8
     result_dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
     shape = (graph.num_dst, *x.shape[1:]) if x.size(0) == graph.num_src else (x.size(0), graph.num_dst, x.size(2))
     grad = features(*shape, dtype=result_dtype, seed=99, device=x.device.type)

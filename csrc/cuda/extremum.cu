@@ -76,8 +76,7 @@ std::tuple<Tensor, Tensor> aggregate_extremum_cuda(const Tensor& x, const Tensor
                      bridge::write_pointer<Index>(partial_winners),
                      bridge::write_pointer<uint8_t>(partial_repeats),
                      args.view.table.col,
-                     acc_t<T>(minimum ? -1 : 1),
-                     csr.num_edges >= kSkipMeanDegree * csr.num_rows};
+                     acc_t<T>(minimum ? -1 : 1)};
       const auto* kernel = reinterpret_cast<const void*>(&aggregate_extremum_kernel<Reducer, T, kBytes, Index>);
       launch_phases(bridge::plan_rows(kernel, args.view), args, kReducePhases, call.stream);
     };

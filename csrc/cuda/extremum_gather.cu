@@ -61,13 +61,6 @@ struct WinningRows {
     }
     read_winners(Index(at + kEdgeBatch), begin, end);
   }
-  template <typename Reducer>
-  __device__ __forceinline__ bool changes_nothing(const Batch& batch, const Reducer&) const {
-    uint32_t any = 0;
-#pragma unroll
-    for (int u = 0; u < kEdgeBatch; ++u) any |= batch.won[u] | batch.tied[u];
-    return any == 0;
-  }
   template <typename Cursor>
   __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Cursor& cursor) const {
     if ((batch.won[u] | batch.tied[u]) == 0) return;

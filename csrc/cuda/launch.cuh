@@ -38,6 +38,9 @@ struct LaunchPlan {
   static LaunchPlan of(const void* kernel, int block, int64_t useful_blocks, int num_phases);
 };
 
+// The plan of this thread's last launch; all zero before the first.
+LaunchPlan last_launch_plan();
+
 // Throws std::runtime_error that names the call and CUDA's reason.
 void check_cuda(cudaError_t status, const char* what);
 

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "common/reduce.h"
-#include "cuda/tuning.h"
 #include "cuda/vector.cuh"
 
 namespace gnnagg {
@@ -27,7 +26,6 @@ struct SumReducer {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kSkips = false;
 
   struct Target {
     T* __restrict__ out;                // [num_rows, F], or null
@@ -197,7 +195,6 @@ struct ExtremumReducer {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kSkips = kWinner;  // keeping the winner is what makes an edge expensive
   static constexpr int kWinners = kWinner ? kSize : 1;
 
   struct Target {
@@ -208,7 +205,6 @@ struct ExtremumReducer {
     uint8_t* __restrict__ partial_repeats;  // likewise
     const Index* __restrict__ col;          // [num_edges]
     Acc sign;                               // 1, or -1 for min
-    bool long_rows;                         // worth asking whether a batch changes anything
   };
   struct State {
     Acc value[kSize];
@@ -231,18 +227,6 @@ struct ExtremumReducer {
       state.value[i] = -Acc(INFINITY);
       if constexpr (kWinner) state.winner[i] = kNoWinner;
     }
-  }
-  // Whether every one of these edges is plainly less than the best in every feature: in a long row nearly all are.
-  __device__ __forceinline__ bool ignores(const Acc (&values)[kEdgeBatch][kSize]) const {
-    bool less = true;
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      Acc greatest = target.sign * values[0][i];
-#pragma unroll
-      for (int u = 1; u < kEdgeBatch; ++u) greatest = greater_or_nan(target.sign * values[u][i], greatest);
-      less = less && greatest < state.value[i];
-    }
-    return less;
   }
   __device__ __forceinline__ void add(const Acc (&values)[kSize], Index slot, Index source) {
     Acc candidate[kSize];
@@ -298,7 +282,6 @@ struct MultiReducer {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kSkips = false;
   static constexpr int kWinners = kWinner ? kSize : 1;
   static constexpr int kFields = 6;
 

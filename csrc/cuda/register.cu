@@ -36,6 +36,11 @@ Tensor edge_dot_cuda(const Tensor& a, const Tensor& b, const Tensor& rowptr, con
 
 int64_t set_launch_mode_boxed(int64_t mode) { return int64_t(set_launch_mode(LaunchMode(int(mode)))); }
 
+std::tuple<int64_t, int64_t, int64_t, int64_t, bool> last_launch_plan_boxed() {
+  const LaunchPlan plan = last_launch_plan();
+  return {plan.grid, plan.block, plan.blocks_per_sm, plan.sms, plan.cooperative};
+}
+
 }  // namespace gnnagg
 
 STABLE_TORCH_LIBRARY_IMPL(gnnagg, CUDA, m) {
@@ -51,4 +56,5 @@ STABLE_TORCH_LIBRARY_IMPL(gnnagg, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(gnnagg, CompositeExplicitAutograd, m) {
   m.impl("set_launch_mode", TORCH_BOX(&gnnagg::set_launch_mode_boxed));
+  m.impl("last_launch_plan", TORCH_BOX(&gnnagg::last_launch_plan_boxed));
 }

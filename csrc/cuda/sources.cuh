@@ -35,19 +35,6 @@ struct PlainRows {
       if (slot + u >= begin && slot + u < end) batch.raw[u] = load(ids[u]);
     }
   }
-  // Whether the reducer would be the same after this whole batch.
-  template <typename Reducer>
-  __device__ __forceinline__ bool changes_nothing(const Batch& batch, const Reducer& reducer) const {
-    if constexpr (Reducer::kSkips) {
-      if (!reducer.target.long_rows) return false;
-      acc_t<T> values[kEdgeBatch][Vector::kSize];
-#pragma unroll
-      for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(batch.raw[u], values[u]);
-      return reducer.ignores(values);
-    } else {
-      return false;
-    }
-  }
   template <typename Cursor>
   __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Cursor& cursor) const {
     acc_t<T> values[Vector::kSize];
@@ -117,10 +104,6 @@ struct ScaledRows {
     }
     read_weights(slot + kEdgeBatch, begin, end);
     read_edges(slot + 2 * kEdgeBatch, begin, end);
-  }
-  template <typename Reducer>
-  __device__ __forceinline__ bool changes_nothing(const Batch&, const Reducer&) const {
-    return false;
   }
   template <typename Cursor>
   __device__ __forceinline__ void feed(const Batch& batch, int u, Index slot, Cursor& cursor) const {

@@ -135,7 +135,6 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
       load_batch(table.col, Index(slot + kEdgeBatch), begin, end, ids);
       const bool one_row = slot >= begin && slot + kEdgeBatch <= end && slot + kEdgeBatch <= cursor.row_end;
       if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
-        if (__all_sync(__activemask(), source.changes_nothing(batch, cursor.reducer))) continue;  // likewise
 #pragma unroll
         for (int u = 0; u < kEdgeBatch; ++u) source.feed(batch, u, Index(slot + u), cursor);
         continue;

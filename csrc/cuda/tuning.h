@@ -31,8 +31,4 @@ constexpr int tile_lanes(int64_t num_edges, int64_t num_rows) {
   return num_edges >= kLongRowEdges * num_rows ? kLongRowTileLanes : kMaxTileLanes;
 }
 
-// Edges a row from which max asks whether a whole batch is less than the best: the chance that none of a warp's 128 features
-// improves among four edges passes one half at some 700 edges.
-constexpr int64_t kSkipMeanDegree = 128;
-
 }  // namespace gnnagg

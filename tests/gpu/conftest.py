@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def no_sync() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Makes a context: ``with no_sync():`` raises where torch makes the host wait for the device."""
+    """A function that makes a context, in which torch raises where it would make the host wait for the device."""
 
     @contextlib.contextmanager
     def forbid() -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from zoo import ZOO, Edges, features, ids, make, skewed
@@ -71,7 +72,7 @@ def split_rows(spans: int, splits: Tensor) -> tuple[set[tuple[int, ...]], set[tu
     return tuple({tuple(pair) for pair in each.tolist()} for each in lists)  # type: ignore[return-value]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None)
 @given(
     degrees=st.lists(st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 4000)), max_size=40),
     spans=st.sampled_from([1, 2, 7, 64, 1000, 5000]),
@@ -140,16 +141,18 @@ def test_an_op_before_the_report_is_safe() -> None:
     good = ZOO["power_law"]
     keep = torch.arange(1300) != 700
     expected = make(*good.edge_index[:, keep], 110).graph("cuda")
-    for reduce in ("sum", "max", ("mean", "var")):
-        x = features(110, 4, dtype=torch.float64, device="cuda").requires_grad_()
-        torch.cuda._sleep(20_000_000)  # keeps the device, and with it the report, behind the host
-        graph = Graph.from_edge_index(faulty(700, 2**30, 2**30), 110)
-        outs = []
-        for each in (graph, expected):
-            out = aggregate(x, each, reduce=reduce)
-            outs.append(sum(out) if isinstance(out, tuple) else out)
-        torch.testing.assert_close(outs[0], outs[1])
+    x = features(110, 4, dtype=torch.float64, device="cuda").requires_grad_()
+
+    def run(graph: Graph, reduce: str) -> list[Tensor]:
+        out = aggregate(x, graph, reduce=reduce)
+        return [out, *torch.autograd.grad(out.sum(), x)]
+
+    for reduce in ("sum", "max", "var"):
+        wanted, edge_index = run(expected, reduce), faulty(700, 2**30, 2**30)
         torch.cuda.synchronize()
+        torch.cuda._sleep(200_000_000)  # a tenth of a second: keeps the device, and its report, behind the host
+        found = run(Graph.from_edge_index(edge_index, 110), reduce)
+        torch.testing.assert_close(found, wanted)
     assert torch.ones(3, device="cuda").sum() == 3
 
 
@@ -173,6 +176,8 @@ def test_debug_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_broken_csr_is_reported_and_never_read(rowptr: list[int], col: list[int]) -> None:
     graph = Graph.from_csr(torch.tensor(rowptr, device="cuda"), torch.tensor(col, device="cuda"), 2)
+    with contextlib.suppress(IndexError, ValueError):  # it may have been reported by now
+        aggregate(torch.ones(2, 4, device="cuda"), graph, reduce="max")
     with pytest.raises((IndexError, ValueError), match="rowptr|col"):
         graph.validate()
     assert torch.ones(3, device="cuda").sum() == 3
@@ -211,7 +216,7 @@ def test_memory_of_a_plan_is_freed_with_its_tensor(empty_cache: None) -> None:
     before = torch.cuda.memory_allocated()
     edge_index = edges.edge_index.cuda()
     graph = Graph.from_edge_index(edge_index, 1000)
-    assert graph.transpose is not None and torch.cuda.memory_allocated() > before + 40_000_000
+    assert graph.transpose is not None and torch.cuda.memory_allocated() > before + 28_000_000
     del edge_index, graph
     gc.collect()
     assert torch.cuda.memory_allocated() <= before + 1024 and gnnagg.graph_cache_info()["entries"] == 0
