@@ -31,8 +31,9 @@ def caching_allowed() -> bool:
 
     What is made during capture belongs to that CUDA graph and holds nothing before its first replay.
     """
-    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return not being_traced() and not capturing
+    if being_traced():
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def declare(name: str, schema: str) -> Callable[[_Fake], _Fake]:

@@ -124,22 +124,22 @@ def _graph_of_backward(args: tuple[Any, ...]) -> Graph:
 
 
 def _save_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*args[1:4])
+    ctx.save_for_backward(*args[2:4])
 
 
 def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Linear in the incoming gradient: gathers the second gradient from the winners (reference path, E * F memory)."""
     from .aggregate import sum_rows
 
-    winner, x, out = ctx.saved_tensors
+    x, out = ctx.saved_tensors
     graph: Graph = ctx.graph
     wide = accumulate_dtype(x.dtype)
     sources, targets = graph.source_view(), graph.target_view()
     gathered = sum_rows(grad.to(wide).contiguous(), sources)
     is_winner = (sum_rows(x, sources) == sum_rows(out, targets)).to(wide)
     total = sum_rows((gathered * is_winner).contiguous(), graph.edge_view())
-    count = torch.where(winner < -1, -winner, 1)
-    return (total / count.to(wide), *(None,) * 12)
+    count = sum_rows(is_winner, graph.edge_view()).clamp(min=1)  # winner may hide duplicates of one edge
+    return (total / count, *(None,) * 12)
 
 
 _call = differentiable("aggregate_extremum", graph_of=_graph_of, save=_save, backward=_backward)

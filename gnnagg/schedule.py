@@ -6,7 +6,6 @@ CSR is from Merrill and Garland, "Merge-Based Parallel Sparse Matrix-Vector Mult
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -88,9 +87,13 @@ def _num_groups(row_bytes: int, device: torch.device) -> int:
     return _num_sms(device.index or 0) * (_RESIDENT_THREADS // lanes)
 
 
-@functools.cache
+_sms: dict[int, int] = {}
+
+
 def _num_sms(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+    if index not in _sms:
+        _sms[index] = int(torch.cuda.get_device_properties(index).multi_processor_count)
+    return _sms[index]
 
 
 # --- schema and fake -----------------------------------------------------------------------------------------------

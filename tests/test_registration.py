@@ -31,7 +31,9 @@ def test_every_op_is_checked_and_declared_on_import() -> None:
     done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
     assert done.stdout.split() == OPS
     defined = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gnnagg::")}
-    assert defined == {f"gnnagg::{name}" for name in [*OPS, "set_launch_mode", "last_launch_plan"]}  # none without samples here
+    assert defined == {
+        f"gnnagg::{name}" for name in [*OPS, "set_launch_mode", "last_launch_plan"]
+    }  # none without samples here
 
 
 @pytest.fixture(autouse=True)

@@ -155,6 +155,7 @@ __device__ __forceinline__ void update_winners(Acc (&best)[kSize], Index (&winne
       winner[i] = slot;
       repeats.clear(i);
     } else if (ties_with(candidate[i], best[i])) {
+      best[i] = greater_or_nan(candidate[i], best[i]);  // of 0 and -0 the former, as without winners
       const unsigned extra = repeats.of(i);
       if (winner[i] >= 0 && same_source && extra < Repeats<kSize>::kMost) {
         repeats.add(i);
@@ -179,6 +180,7 @@ __device__ __forceinline__ void merge_winners(Acc (&best)[kSize], Index (&winner
       winner[i] = other_winner[i];
       repeats.set(i, theirs);
     } else if (ties_with(other_best[i], best[i]) && other_winner[i] != kNoWinner) {
+      best[i] = greater_or_nan(other_best[i], best[i]);
       const bool one_source = winner[i] >= 0 && other_winner[i] >= 0 && mine + theirs < Repeats<kSize>::kMost &&
                               __ldg(col + winner[i]) == __ldg(col + other_winner[i]);
       if (!one_source) {

@@ -205,7 +205,7 @@ def test_to_and_back(self_loops: Any) -> None:
         w = weight.detach().to(each.device).requires_grad_()
         out = aggregate(features(110, 4).to(each.device), each, w)
         grads.append(torch.autograd.grad(out.square().sum(), w)[0].cpu())
-    torch.testing.assert_close(grads[1], grads[0])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)  # float32 dot products in another order
     assert torch.equal(grads[2], grads[0])
 
 
