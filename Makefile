@@ -14,7 +14,7 @@ TORCH ?= 2.13.0
 GNNAGG_CUDA ?= AUTO
 BUILD_DIR ?= build/dev
 PYTEST_ARGS ?= -q
-DEMO_ARGS ?=
+DEMO_ARGS ?= --compare-pyg
 
 # make wheel: every GPU generation since Ampere, PTX for later ones.
 WHEEL_ARCHS ?= 8.0;8.6;8.9;9.0;10.0;12.0+PTX

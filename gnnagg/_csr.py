@@ -63,7 +63,8 @@ class Csr:
         self._perm = perm
         self._origin = origin
         self._position: Tensor | None = None
-        self._schedules: dict[int, Schedule] = {}
+        self._schedules: dict[int, Schedule] = {}  # by number of spans
+        self._by_row_bytes: dict[int, Schedule] = {}  # the same, as calls ask for them
         self._inverse_degree: dict[torch.dtype, Tensor] = {}
 
     @property
@@ -121,12 +122,16 @@ class Csr:
 
     def schedule(self, row_bytes: int) -> Schedule:
         """Spans for feature rows of ``row_bytes`` bytes; built once per number of spans."""
+        if type(row_bytes) is int and row_bytes in self._by_row_bytes:
+            return self._by_row_bytes[row_bytes]
         spans = num_spans(self.num_rows, self.num_edges, row_bytes, self.rowptr.device)
         known = self._schedules.get(spans) if isinstance(spans, int) else None
         if known is None:
             known = Schedule.build(self.rowptr, self.num_edges, spans)
             if caching_allowed():
                 self._schedules[spans] = known
+        if caching_allowed():
+            self._by_row_bytes[row_bytes] = known
         return known
 
     def remember(self, schedule: Schedule) -> None:

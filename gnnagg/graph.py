@@ -18,9 +18,11 @@ from ._registration import being_traced, caching_allowed
 
 __all__ = ["Graph"]
 
-SelfLoops = Literal["add", "remove_add", "remove"]
+SelfLoops = Literal["add", "remove_add", "add_remaining", "remove"]
 Flow = Literal["source_to_target", "target_to_source"]
-_LOOP_MODES = {None: 0, "add": 1, "remove_add": 2, "remove": 3}
+# As the op csr_from_coo takes them. PyG's add_remaining_self_loops leaves the same edges as remove_add: it differs in
+# the weights alone, which are the caller's.
+_LOOP_MODES = {None: 0, "add": 1, "remove_add": 2, "add_remaining": 2, "remove": 3}
 _FLOWS = ("source_to_target", "target_to_source")
 
 
@@ -64,7 +66,8 @@ class Graph:
                 int for a square graph. Where None, the largest id + 1 is taken, which synchronises with the device.
             flow: direction of the messages.
             self_loops: ``"add"`` appends one loop per node, ``"remove_add"`` first drops the loops that are there,
-                ``"remove"`` only drops them.
+                ``"remove"`` only drops them. ``"add_remaining"`` plans the same edges as ``"remove_add"``; that a node
+                keeps the weight of the loop it had, as PyG's function of that name does, is up to the weights given.
 
         Raises:
             TypeError: edge_index is not an integer tensor.
@@ -267,7 +270,7 @@ class Graph:
 def _plan(edge_index: Tensor, num_src: int, num_dst: int, flow: Flow, self_loops: SelfLoops | None) -> Graph:
     _native.require(edge_index.device)
     src, dst = (0, 1) if flow == "source_to_target" else (1, 0)
-    loops = min(num_src, num_dst) if self_loops in ("add", "remove_add") else 0
+    loops = min(num_src, num_dst) if _LOOP_MODES[self_loops] in (1, 2) else 0
     wide = needs_wide_index(num_src, num_dst, edge_index.size(1) + loops)
     rowptr, col, perm, fault = torch.ops.gnnagg.csr_from_coo(
         edge_index[dst].contiguous(), edge_index[src].contiguous(), num_dst, num_src, _LOOP_MODES[self_loops], wide

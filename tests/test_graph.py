@@ -255,3 +255,14 @@ def test_is_printable_and_counts_its_bytes() -> None:
     before = graph.nbytes
     assert before >= 4 * (6 + 10 + 10)
     assert graph.transpose is not None and graph.nbytes >= before + 4 * (6 + 10 + 10)
+
+
+def test_remaining_loops_are_the_edges_of_pyg() -> None:
+    """add_remaining_self_loops keeps one loop per node, whether there were none, one or several before."""
+    from torch_geometric.utils import add_remaining_self_loops
+
+    edge_index = torch.tensor([[0, 1, 1, 2, 3, 1], [1, 1, 1, 0, 3, 2]])
+    graph = Graph.from_edge_index(edge_index, 5, self_loops="add_remaining")
+    x = torch.arange(5.0).unsqueeze(1).exp2()
+    source, target = add_remaining_self_loops(edge_index, num_nodes=5)[0]
+    assert torch.equal(aggregate(x, graph), torch.zeros(5, 1).index_add(0, target, x[source]))
