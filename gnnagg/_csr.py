@@ -1,8 +1,7 @@
-"""Csr: one direction of a graph plan, and the watch for ids out of range that were met while it was built."""
+"""Csr: one direction of a graph plan."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +9,14 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._registration import being_traced, caching_allowed, declare
+from ._fault import NO_FAULT, FaultWatch
+from ._registration import caching_allowed, declare
 from .schedule import Schedule, num_spans
 
-__all__ = ["Csr", "FaultWatch", "inverse_permutation", "needs_wide_index", "place_by"]
+__all__ = ["Csr", "inverse_permutation", "needs_wide_index", "place_by"]
 
 # Kernels step a few slots past the last one in the index dtype before they compare.
 _NARROW_LIMIT = 2**31 - 1024
-_NO_FAULT = 2**63 - 1
 
 
 def needs_wide_index(*sizes: int) -> bool:
@@ -189,13 +188,13 @@ class Csr:
             bad |= (perm < 0) | (perm >= num_edges)
         if num_edges:
             first = bad.to(torch.int8).argmax()
-            position = torch.where(bad.any() | ~pointers_fit, first, _NO_FAULT)
+            position = torch.where(bad.any() | ~pointers_fit, first, NO_FAULT)
             fault = torch.stack(
                 [position, torch.where(pointers_fit, 0, -1), col.index_select(0, first[None])[0].long()]
             )
         else:
             fault = torch.stack(
-                [torch.where(pointers_fit, _NO_FAULT, 0), torch.where(pointers_fit, 0, -1), rowptr[0] * 0]
+                [torch.where(pointers_fit, NO_FAULT, 0), torch.where(pointers_fit, 0, -1), rowptr[0] * 0]
             )
         watch = FaultWatch.start(fault.long(), "rowptr, col", None, num_cols)
         if watch is not None:  # not known yet to be sound: make every later read safe without asking the device
@@ -204,57 +203,6 @@ class Csr:
             col = torch.where(bad, 0, col)
             perm = None if perm is None else torch.where(bad, 0, perm)
         return Csr(rowptr.to(dtype), col.to(dtype), None if perm is None else perm.to(dtype), num_cols), watch
-
-
-class FaultWatch:
-    """The device's report of the first edge with an id out of range, read without making the host wait."""
-
-    def __init__(self, fault: Tensor, what: str, num_rows: int | None, num_cols: int) -> None:
-        self._what, self._num_rows, self._num_cols = what, num_rows, num_cols
-        self._fault = fault
-        self._copy: Tensor | None = None
-        self._event: torch.cuda.Event | None = None
-        if not torch.cuda.is_current_stream_capturing():
-            self._copy = torch.empty(3, dtype=torch.int64, pin_memory=True)
-            self._copy.copy_(fault, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(fault.device))
-
-    @staticmethod
-    def start(fault: Tensor, what: str, num_rows: int | None, num_cols: int) -> FaultWatch | None:
-        """Reports at once where that costs nothing (CPU) or was asked for (GNNAGG_DEBUG=1), else watches."""
-        if being_traced():
-            return None
-        if fault.device.type == "cuda" and os.environ.get("GNNAGG_DEBUG", "0") in ("", "0"):
-            return FaultWatch(fault, what, num_rows, num_cols)
-        _raise_fault(fault, what, num_rows, num_cols)
-        return None
-
-    def wait(self) -> None:
-        """Synchronises and raises IndexError if there was a fault."""
-        _raise_fault(self._fault, self._what, self._num_rows, self._num_cols)
-
-    def known(self) -> bool:
-        """True once the report is in and clean; raises if it is in and not; False while it is not in."""
-        if self._event is None or torch.cuda.is_current_stream_capturing() or not self._event.query():
-            return False
-        assert self._copy is not None
-        _raise_fault(self._copy, self._what, self._num_rows, self._num_cols)
-        return True
-
-
-def _raise_fault(fault: Tensor, what: str, num_rows: int | None, num_cols: int) -> None:
-    position, row, col = fault.tolist()
-    if position == _NO_FAULT:
-        return
-    if num_rows is None and row == -1:
-        raise ValueError("Graph.from_csr: rowptr must start at 0, not decrease, and end at len(col); it does not")
-    limits = f"source ids in [0, {num_cols})"
-    found = f"source {col}"
-    if num_rows is not None:
-        limits = f"target ids in [0, {num_rows}) and {limits}"
-        found = f"target {row}, {found}"
-    raise IndexError(f"Graph: {what} must hold {limits}, got {found} at edge {position}")
 
 
 # --- schemas and fakes ---------------------------------------------------------------------------------------------

@@ -11,7 +11,15 @@ from ._csr import Csr
 from .graph import Graph
 from .schedule import Schedule
 
-__all__ = ["TRANSPOSE", "accumulate_dtype", "as_features", "as_weight", "graph_from_operands", "transpose_operands"]
+__all__ = [
+    "TRANSPOSE",
+    "accumulate_dtype",
+    "as_features",
+    "as_weight",
+    "graph_from_operands",
+    "row_bytes",
+    "transpose_operands",
+]
 
 FEATURE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from . import _graph_cache, _native
-from ._csr import Csr, FaultWatch, needs_wide_index, place_by
+from ._csr import Csr, needs_wide_index
 from ._edge_input import check_edge_index, check_size, edge_index_of
+from ._fault import FaultWatch
 from ._registration import being_traced, caching_allowed
+from ._views import edge_view, source_view
 
 __all__ = ["Graph"]
 
@@ -179,40 +181,24 @@ class Graph:
 
     def edge_view(self) -> Graph:
         """Same rows, but every edge is its own source: aggregates ``[num_edges, F]`` messages in edge order."""
-        return self._view("edge_view", self._build_edge_view)
+        return self._view(edge_view)
 
     def source_view(self) -> Graph:
         """One row per edge id with the edge's source in it: gathers ``x[source(e)]`` as ``[num_edges, F]``."""
-        return self._view("source_view", self._build_source_view)
+        return self._view(source_view)
 
     def target_view(self) -> Graph:
         """One row per edge id with the edge's target in it: gathers ``x[target(e)]`` as ``[num_edges, F]``."""
         return self.flip().source_view()
 
-    def _view(self, name: str, build: Callable[[], Graph]) -> Graph:
-        view: Graph | None = self.attachments.get(name)
+    def _view(self, build: Callable[[Graph], tuple[Csr, Csr | None]]) -> Graph:
+        view: Graph | None = self.attachments.get(build.__name__)
         if view is None:
-            view = build()
+            csr, transpose = build(self)
+            view = Graph(csr, transpose=transpose)
             if caching_allowed():
-                self.attachments[name] = view
+                self.attachments[build.__name__] = view
         return view
-
-    def _build_edge_view(self) -> Graph:
-        perm = torch.arange(self.num_edges, device=self.device).to(self.col.dtype) if self.perm is None else self.perm
-        return Graph(Csr(self.rowptr, perm, None, self.num_edges))
-
-    def _build_source_view(self) -> Graph:
-        col = self.col.clamp(0, max(self.num_src - 1, 0))  # a removed edge may hold any id; its message is not used
-        if self.perm is not None:
-            col = place_by(self.perm, col)
-        rowptr = torch.arange(self.num_edges + 1, device=self.device).to(col.dtype)
-        by_source = self.transpose
-        perm = by_source.perm
-        if perm is None:  # a flipped graph whose slots are in edge order
-            perm = torch.arange(self.num_edges, device=self.device).to(col.dtype)
-        # Row e of the view is edge e, so an edge id is the slot of its edge too.
-        transpose = Csr(by_source.rowptr, perm, perm, self.num_edges, slot=perm)
-        return Graph(Csr(rowptr, col, None, self.num_src), transpose=transpose)
 
     def transpose_slot(self) -> Tensor:
         """``[num_edges]`` slot in ``csr`` of each edge of the transpose."""
@@ -282,7 +268,7 @@ def _plan(edge_index: Tensor, num_src: int, num_dst: int, flow: Flow, self_loops
 
 def _flatten(graph: Graph) -> tuple[list[Tensor | None], tuple[int, int]]:
     transpose = graph._transpose
-    spread = [graph.rowptr, graph.col, graph.perm]
+    spread = [graph.rowptr, graph.col, graph.perm, graph.csr.slot]
     if transpose is None:
         spread += [None, None, None, None]
     else:  # perm, not the tensors so far: it is made from an origin that does not travel
@@ -291,9 +277,9 @@ def _flatten(graph: Graph) -> tuple[list[Tensor | None], tuple[int, int]]:
 
 
 def _unflatten(tensors: Any, sizes: tuple[int, int]) -> Graph:
-    rowptr, col, perm, t_rowptr, t_col, t_perm, t_slot = tensors
+    rowptr, col, perm, slot, t_rowptr, t_col, t_perm, t_slot = tensors
     transpose = None if t_rowptr is None else Csr(t_rowptr, t_col, t_perm, sizes[1], slot=t_slot)
-    return Graph(Csr(rowptr, col, perm, sizes[0]), transpose=transpose)
+    return Graph(Csr(rowptr, col, perm, sizes[0], slot=slot), transpose=transpose)
 
 
 torch.utils._pytree.register_pytree_node(Graph, _flatten, _unflatten, serialized_type_name="gnnagg.Graph")

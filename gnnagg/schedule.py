@@ -19,6 +19,8 @@ __all__ = ["Schedule", "num_spans"]
 # bytes is walked in tiles of at most 32 lanes.
 _LANE_BYTES = 16
 _MAX_LANES = 32
+# A row weighs as much as this many edges (kRowCost of the span rule).
+_ROW_COST = 2
 # Threads per SM that run at once: two blocks of 512 threads (csrc/cuda/tuning.h).
 _RESIDENT_THREADS = 1024
 # Several spans per group even out the speed differences between SMs on large graphs; short spans cost more in partials
@@ -67,7 +69,7 @@ def num_spans(num_rows: int, num_edges: int, row_bytes: int, device: torch.devic
         row_bytes: bytes of one feature row, features times element size.
         device: where the op runs; on CUDA the number of SMs counts.
     """
-    cost = num_edges + 2 * num_rows
+    cost = num_edges + _ROW_COST * num_rows
     if device.type != "cuda":
         return max(1, min(_CPU_MAX_SPANS, -(-cost // _CPU_SPAN_COST)))
     groups = _num_groups(row_bytes, device)

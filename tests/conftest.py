@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,3 +27,19 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Layers with no fall-back counted, a fixed seed, and tensors made on the device of GNNAGG_TEST_DEVICE."""
+    device = os.environ.get("GNNAGG_TEST_DEVICE", "cpu")
+    monkeypatch.delenv("GNNAGG_STRICT", raising=False)
+    monkeypatch.delenv("GNNAGG_VERBOSE", raising=False)
+    gnnagg.reset_stats()
+    torch.manual_seed(0)
+    if device == "cpu":
+        yield
+        return
+    monkeypatch.setenv("GNNAGG_DEBUG", "1")  # ids out of range are reported at once, as on the CPU
+    with torch.device(device):
+        yield

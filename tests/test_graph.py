@@ -266,3 +266,10 @@ def test_remaining_loops_are_the_edges_of_pyg() -> None:
     x = torch.arange(5.0).unsqueeze(1).exp2()
     source, target = add_remaining_self_loops(edge_index, num_nodes=5)[0]
     assert torch.equal(aggregate(x, graph), torch.zeros(5, 1).index_add(0, target, x[source]))
+
+
+def test_a_flipped_graph_survives_the_pytree() -> None:
+    flipped = ZOO["power_law"].graph().flip()
+    leaves, spec = pytree.tree_flatten(flipped)
+    moved = pytree.tree_unflatten(leaves, spec)
+    assert torch.equal(moved.transpose_slot(), flipped.transpose_slot())

@@ -21,9 +21,9 @@ from torch_geometric.nn import aggr as pyg_aggr  # noqa: E402
 
 import gnnagg  # noqa: E402
 import gnnagg.nn as our_nn  # noqa: E402
-from gnnagg.nn import fallback  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_layers"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*beta.*", "ignore:Sparse invariant", "ignore:Converting sparse tensor"),
 ]
@@ -33,20 +33,6 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 NUM_NODES, NUM_EDGES, WIDTH, OUT = 13, 60, 6, 5
 # GNNAGG_TEST_DEVICE=cuda runs this file on a GPU.
 DEVICE = os.environ.get("GNNAGG_TEST_DEVICE", "cpu")
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.delenv("GNNAGG_STRICT", raising=False)
-    monkeypatch.delenv("GNNAGG_VERBOSE", raising=False)
-    fallback.reset_stats()
-    torch.manual_seed(0)
-    if DEVICE == "cpu":
-        yield
-        return
-    monkeypatch.setenv("GNNAGG_DEBUG", "1")  # ids out of range are reported at once, as on the CPU
-    with torch.device(DEVICE):
-        yield
 
 
 def random_edges(num_src=NUM_NODES, num_dst=NUM_NODES, num_edges=NUM_EDGES):

@@ -15,6 +15,7 @@
 #include "bridge/check.h"
 #include "bridge/cuda_dispatch.h"
 #include "cuda/reduce_rows.cuh"
+#include "cuda/sum_reducer.cuh"
 
 namespace gnnagg {
 namespace {

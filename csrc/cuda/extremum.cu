@@ -10,6 +10,7 @@
 // Determinism. max is exact whatever the order; winners are merged in span order.
 #include "bridge/check.h"
 #include "bridge/cuda_dispatch.h"
+#include "cuda/extremum_reducer.cuh"
 #include "cuda/reduce_rows.cuh"
 
 namespace gnnagg {

@@ -9,7 +9,9 @@
 // Launch contract. As aggregate_sum, with half of the threads: winners and gradients of a batch take the registers.
 //
 // Determinism. As aggregate_sum.
+#include "common/reduce.h"
 #include "cuda/extremum_backward.cuh"
+#include "cuda/sum_reducer.cuh"
 
 namespace gnnagg {
 namespace {

@@ -16,6 +16,7 @@
 //
 // Determinism. Integer addition commutes; the unit is a maximum.
 #include "cuda/extremum_backward.cuh"
+#include "cuda/winners.cuh"
 
 namespace gnnagg {
 namespace {

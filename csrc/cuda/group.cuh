@@ -44,4 +44,16 @@ struct FeatureTiles {
   }
 };
 
+// Where a lane writes. Lanes beyond the last feature write nothing.
+struct LanePlace {
+  int64_t features;       // F
+  int64_t offset;         // the lane's first feature
+  int64_t first_row;      // of this batch entry in the output
+  int64_t first_partial;  // of this batch entry in the partials
+  bool active;
+
+  __device__ __forceinline__ int64_t row(int64_t row) const { return (first_row + row) * features + offset; }
+  __device__ __forceinline__ int64_t partial(int64_t slot) const { return (first_partial + slot) * features + offset; }
+};
+
 }  // namespace gnnagg

@@ -11,6 +11,7 @@
 // Determinism. As aggregate_sum.
 #include "bridge/check.h"
 #include "bridge/cuda_dispatch.h"
+#include "cuda/multi_reducer.cuh"
 #include "cuda/reduce_rows.cuh"
 
 namespace gnnagg {

@@ -8,7 +8,6 @@
 #include <cooperative_groups.h>
 
 #include "cuda/launch.cuh"
-#include "cuda/reducers.cuh"
 #include "cuda/sources.cuh"
 
 namespace gnnagg {

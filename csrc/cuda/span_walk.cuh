@@ -3,7 +3,7 @@
 //
 // A Source loads the feature rows of kEdgeBatch edges (start once, request batch after batch) and feeds one of them to the
 // reducer. A Reducer keeps the running
-// values of one packet of features: reset, add, store_row, store_partial, merge_partial, merge (see reducers.cuh).
+// values of one packet of features: reset, add, store_row, store_partial, merge_partial, merge (see sum_reducer.cuh).
 #pragma once
 
 #include "common/schedule.h"

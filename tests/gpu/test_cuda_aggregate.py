@@ -481,3 +481,14 @@ def test_edge_dot(name: str, poison: Callable[[], None]) -> None:
             torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-4)  # up to 257 float32 products
             with gnnagg.launch_mode("staged"):
                 assert_same_bits(edge_dot(a, b, graph, heads), actual)
+
+
+def test_launch_plan_is_co_resident_and_names_its_mode() -> None:
+    graph = ZOO["big_hub"].graph("cuda")
+    x = features(graph.num_src, 64, device="cuda")
+    for mode in ("cooperative", "staged"):
+        with gnnagg.launch_mode(mode):
+            aggregate(x, graph)
+        plan = gnnagg.last_launch_plan()
+        assert plan is not None and plan.cooperative == (mode == "cooperative")
+        assert 1 <= plan.grid <= plan.blocks_per_sm * plan.sms and "grid=" in repr(plan)

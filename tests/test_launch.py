@@ -1,0 +1,29 @@
+"""gnnagg.launch where there is no GPU; tests/gpu covers the launches themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gnnagg
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(ValueError, match="mode must be one of .* got 'fast'"), gnnagg.launch_mode("fast"):  # type: ignore[arg-type]
+        pass
+
+
+def test_environment_is_checked_at_import() -> None:
+    environment = {**os.environ, "GNNAGG_LAUNCH": "sometimes"}
+    done = subprocess.run([sys.executable, "-c", "import gnnagg"], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0 and "GNNAGG_LAUNCH must be one of" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_plan_without_cuda() -> None:
+    with gnnagg.launch_mode("cooperative"):
+        assert gnnagg.last_launch_plan() is None
