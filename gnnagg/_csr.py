@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _native
 from ._fault import NO_FAULT, FaultWatch
 from ._registration import caching_allowed, declare
-from .schedule import Schedule, num_spans
+from .schedule import RESIDENT_THREADS, Schedule, num_spans
 
 __all__ = ["Csr", "inverse_permutation", "needs_wide_index", "place_by"]
 
@@ -63,7 +63,7 @@ class Csr:
         self._origin = origin
         self._position: Tensor | None = None
         self._schedules: dict[int, Schedule] = {}  # by number of spans
-        self._by_row_bytes: dict[int, Schedule] = {}  # the same, as calls ask for them
+        self._asked: dict[tuple[int, int], Schedule] = {}  # the same, as calls ask for them
         self._inverse_degree: dict[torch.dtype, Tensor] = {}
 
     @property
@@ -119,18 +119,22 @@ class Csr:
                 self._inverse_degree[dtype] = known
         return known
 
-    def schedule(self, row_bytes: int) -> Schedule:
-        """Spans for feature rows of ``row_bytes`` bytes; built once per number of spans."""
-        if type(row_bytes) is int and row_bytes in self._by_row_bytes:
-            return self._by_row_bytes[row_bytes]
-        spans = num_spans(self.num_rows, self.num_edges, row_bytes, self.rowptr.device)
+    def schedule(self, row_bytes: int, threads: int = RESIDENT_THREADS) -> Schedule:
+        """Spans for feature rows of ``row_bytes`` bytes and an op with ``threads`` resident threads an SM.
+
+        Built once per number of spans.
+        """
+        asked = (row_bytes, threads)
+        if type(row_bytes) is int and asked in self._asked:
+            return self._asked[asked]
+        spans = num_spans(self.num_rows, self.num_edges, row_bytes, self.rowptr.device, threads)
         known = self._schedules.get(spans) if isinstance(spans, int) else None
         if known is None:
             known = Schedule.build(self.rowptr, self.num_edges, spans)
             if caching_allowed():
                 self._schedules[spans] = known
         if caching_allowed():
-            self._by_row_bytes[row_bytes] = known
+            self._asked[asked] = known
         return known
 
     def remember(self, schedule: Schedule) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._registration import declare
 
-__all__ = ["Schedule", "num_spans"]
+__all__ = ["ATTENTION_GRADIENT_THREADS", "ATTENTION_THREADS", "RESIDENT_THREADS", "Schedule", "num_spans"]
 
 # A span is walked by one sub-warp group of lanes, each lane holding 16 bytes of a feature row; a row of more than 512
 # bytes is walked in tiles of at most 32 lanes.
@@ -21,8 +21,11 @@ _LANE_BYTES = 16
 _MAX_LANES = 32
 # A row weighs as much as this many edges (kRowCost of the span rule).
 _ROW_COST = 2
-# Threads per SM that run at once: two blocks of 512 threads (csrc/cuda/tuning.h).
-_RESIDENT_THREADS = 1024
+# Threads per SM that run at once (csrc/cuda/tuning.h): two blocks of 512 threads; attention, which needs more registers,
+# three blocks of 256, and its gradient two.
+RESIDENT_THREADS = 1024
+ATTENTION_THREADS = 768
+ATTENTION_GRADIENT_THREADS = 512
 # Several spans per group even out the speed differences between SMs on large graphs; short spans cost more in partials
 # and scheduling than they balance.
 _SPANS_PER_GROUP = 8
@@ -60,7 +63,9 @@ class Schedule:
         return Schedule(*torch.ops.gnnagg.build_spans(rowptr, num_edges, spans))
 
 
-def num_spans(num_rows: int, num_edges: int, row_bytes: int, device: torch.device) -> int:
+def num_spans(
+    num_rows: int, num_edges: int, row_bytes: int, device: torch.device, threads: int = RESIDENT_THREADS
+) -> int:
     """Number of spans for one CSR: depends on sizes and the device alone, so that it needs no host synchronisation.
 
     Args:
@@ -68,11 +73,12 @@ def num_spans(num_rows: int, num_edges: int, row_bytes: int, device: torch.devic
         num_edges: length of its column array.
         row_bytes: bytes of one feature row, features times element size.
         device: where the op runs; on CUDA the number of SMs counts.
+        threads: of the op that are resident on one SM.
     """
     cost = num_edges + _ROW_COST * num_rows
     if device.type != "cuda":
         return max(1, min(_CPU_MAX_SPANS, -(-cost // _CPU_SPAN_COST)))
-    groups = _num_groups(row_bytes, device)
+    groups = _num_groups(row_bytes, device, threads)
     wide = groups * _SPANS_PER_GROUP
     if cost >= wide * _LONG_SPAN_COST:
         return wide
@@ -81,12 +87,12 @@ def num_spans(num_rows: int, num_edges: int, row_bytes: int, device: torch.devic
     return max(1, min(groups, cost // _SHORT_SPAN_COST))
 
 
-def _num_groups(row_bytes: int, device: torch.device) -> int:
+def _num_groups(row_bytes: int, device: torch.device, threads: int) -> int:
     """Sub-warp groups that run at once on ``device``."""
     lanes = 1
     while lanes < _MAX_LANES and lanes * _LANE_BYTES < row_bytes:
         lanes *= 2
-    return _num_sms(device.index or 0) * (_RESIDENT_THREADS // lanes)
+    return _num_sms(device.index or 0) * (threads // lanes)
 
 
 _sms: dict[int, int] = {}

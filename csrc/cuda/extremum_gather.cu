@@ -47,12 +47,13 @@ struct WinningRows {
     }
   }
   __device__ __forceinline__ void start(Index at, Index begin, Index end) { read_winners(at, begin, end); }
+  template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index at, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       batch.won[u] = batch.tied[u] = 0;
-      if (at + u < begin || at + u >= end) continue;
+      if (!inside<kWhole>(Index(at + u), begin, end)) continue;
       batch.target[u] = ids[u];
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {

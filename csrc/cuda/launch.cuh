@@ -49,17 +49,29 @@ namespace detail {
 bool launch(const LaunchPlan& plan, void* args, bool cooperative, cudaStream_t stream);
 }  // namespace detail
 
-// The one launch site: runs phases 0 .. num_phases - 1 of the plan's kernel, in order.
-template <typename Args>
-void launch_phases(const LaunchPlan& plan, Args args, int num_phases, cudaStream_t stream) {
+// The one launch site: `num_rounds` times phases 0 .. num_phases - 1 of the plan's kernel, in order. `set_rounds(first, last)` tells
+// the kernel's arguments which rounds it is to run.
+template <typename Args, typename SetRounds>
+void launch_rounds(const LaunchPlan& plan, Args& args, int64_t num_rounds, int num_phases, SetRounds set_rounds,
+                   cudaStream_t stream) {
   if (plan.cooperative) {
+    set_rounds(0, num_rounds);
     args.phases = {(1u << num_phases) - 1u, true};
     if (detail::launch(plan, &args, true, stream)) return;
   }
-  for (int phase = 0; phase < num_phases; ++phase) {
-    args.phases = {1u << phase, false};
-    detail::launch(plan, &args, false, stream);
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    set_rounds(round, round + 1);
+    for (int phase = 0; phase < num_phases; ++phase) {
+      args.phases = {1u << phase, false};
+      detail::launch(plan, &args, false, stream);
+    }
   }
+}
+
+// A kernel of one round.
+template <typename Args>
+void launch_phases(const LaunchPlan& plan, Args args, int num_phases, cudaStream_t stream) {
+  launch_rounds(plan, args, 1, num_phases, [](int64_t, int64_t) {}, stream);
 }
 
 }  // namespace gnnagg

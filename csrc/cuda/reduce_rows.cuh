@@ -47,33 +47,48 @@ __device__ __forceinline__ int64_t num_layers(const View& view) {
   return view.batch * view.tiles.tiles;
 }
 
+// Calls body(span, layer) for this group's share of every span of every layer. Called by every thread.
+template <typename Index, typename Body>
+__device__ __forceinline__ void for_each_span(const SpanTable<Index>& table, int64_t layers, const Group& group,
+                                              Body body) {
+  const int64_t items = table.num_spans * layers;
+  for (int64_t item = group.index(); item < items; item += group.count()) {
+    const int64_t layer = item / table.num_spans;
+    body(item - layer * table.num_spans, layer);
+  }
+}
+
+// Puts the split rows of every layer together. `make_reducer(layer)` gives a lane's empty reducer. Called by every thread, once
+// the partials are visible.
+template <typename Index, typename MakeReducer>
+__device__ __forceinline__ void combine_rows(const SpanTable<Index>& table, int64_t layers, const Group& group,
+                                             MakeReducer make_reducer) {
+  const int64_t short_items = table.num_short() * layers;
+  for (int64_t item = group.index(); item < short_items; item += group.count()) {
+    combine_short_row(table, item / layers, make_reducer(item % layers));
+  }
+  const int64_t long_items = table.num_long() * layers;
+  for (int64_t item = blockIdx.x; item < long_items; item += gridDim.x) {
+    combine_long_row(table, item / layers, group, make_reducer(item % layers));
+  }
+}
+
 // Called by every thread. `make_source(place, layer)` gives the Source of a lane.
 template <typename Reducer, int kBytes, typename T, typename Index, typename MakeSource>
 __device__ __forceinline__ void accumulate_spans(const RowsView<T, Index>& view, const typename Reducer::Target& target,
                                                  const Group& group, MakeSource make_source) {
-  const int64_t spans = view.table.num_spans, items = spans * num_layers(view);
-  for (int64_t item = group.index(); item < items; item += group.count()) {
-    const int64_t layer = item / spans;
+  for_each_span(view.table, num_layers(view), group, [&](int64_t k, int64_t layer) {
     const LanePlace place = lane_place<T, kBytes>(view, group, layer);
-    reduce_span(view.table, item - layer * spans, make_source(place, layer), Reducer(target, place));
-  }
+    reduce_span(view.table, k, make_source(place, layer), Reducer(target, place));
+  });
 }
 
 // Called by every thread, once the partials are visible.
 template <typename Reducer, int kBytes, typename T, typename Index>
 __device__ __forceinline__ void combine_split_rows(const RowsView<T, Index>& view,
                                                    const typename Reducer::Target& target, const Group& group) {
-  const int64_t layers = num_layers(view);
-  const int64_t short_items = view.table.num_short() * layers;
-  for (int64_t item = group.index(); item < short_items; item += group.count()) {
-    const LanePlace place = lane_place<T, kBytes>(view, group, item % layers);
-    combine_short_row(view.table, item / layers, Reducer(target, place));
-  }
-  const int64_t long_items = view.table.num_long() * layers;
-  for (int64_t item = blockIdx.x; item < long_items; item += gridDim.x) {
-    const LanePlace place = lane_place<T, kBytes>(view, group, item % layers);
-    combine_long_row(view.table, item / layers, group, Reducer(target, place));
-  }
+  combine_rows(view.table, num_layers(view), group,
+               [&](int64_t layer) { return Reducer(target, lane_place<T, kBytes>(view, group, layer)); });
 }
 
 // True in every block alike, before and after accumulate: the lists were made with the schedule.

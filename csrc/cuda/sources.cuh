@@ -5,8 +5,8 @@
 
 namespace gnnagg {
 
-// Feature rows as they are.
-template <typename T, int kBytes, typename Index>
+// Feature rows as they are. kFresh: written earlier in the same launch, so read past the L1 cache.
+template <typename T, int kBytes, typename Index, bool kFresh = false>
 struct PlainRows {
   using Vector = Packet<T, kBytes>;
   struct Batch {
@@ -25,14 +25,17 @@ struct PlainRows {
       return reinterpret_cast<const T*>(base + id * int64_t(row_bytes));
     }
   }
-  __device__ __forceinline__ typename Vector::Raw load(Index id) const { return Vector::load(row(id)); }
+  __device__ __forceinline__ typename Vector::Raw load(Index id) const {
+    return kFresh ? Vector::load_fresh(row(id)) : Vector::load(row(id));
+  }
   __device__ __forceinline__ void start(Index, Index, Index) {}
+  template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       batch.ids[u] = ids[u];
-      if (slot + u >= begin && slot + u < end) batch.raw[u] = load(ids[u]);
+      if (inside<kWhole>(Index(slot + u), begin, end)) batch.raw[u] = load(ids[u]);
     }
   }
   template <typename Cursor>
@@ -54,7 +57,7 @@ struct EdgeFactors {
 
 // Feature rows times one factor per edge, or per edge and head; the packet of a lane must lie within one head. Edge ids are
 // read two batches ahead and weights one, so that neither chain of loads holds up the feature rows.
-template <typename T, int kBytes, typename Index>
+template <typename T, int kBytes, typename Index, bool kFresh = false>
 struct ScaledRows {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
@@ -63,7 +66,7 @@ struct ScaledRows {
     Acc factor[kEdgeBatch];
   };
 
-  PlainRows<T, kBytes, Index> rows;
+  PlainRows<T, kBytes, Index, kFresh> rows;
   EdgeFactors<Acc, Index> factors;
   int64_t head;  // this lane's
   Index edges[kEdgeBatch];
@@ -93,12 +96,13 @@ struct ScaledRows {
     read_weights(slot, begin, end);
     read_edges(slot + kEdgeBatch, begin, end);
   }
+  template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       batch.factor[u] = weights[u];
-      if (slot + u < begin || slot + u >= end) continue;
+      if (!inside<kWhole>(Index(slot + u), begin, end)) continue;
       batch.raw[u] = rows.load(ids[u]);
       if (factors.src_scale) batch.factor[u] *= __ldg(factors.src_scale + ids[u]);
     }

@@ -1,9 +1,11 @@
 // The walk that every aggregation shares: a group goes along one span, feeds each edge's feature row to a reducer, and
 // hands over what it has at every row's end; later the partials of split rows are merged in span order.
 //
-// A Source loads the feature rows of kEdgeBatch edges (start once, request batch after batch) and feeds one of them to the
-// reducer. A Reducer keeps the running
-// values of one packet of features: reset, add, store_row, store_partial, merge_partial, merge (see sum_reducer.cuh).
+// A Source loads the feature rows of kEdgeBatch edges (start once, request batch after batch, kWhole where
+// all of the batch belongs to the span) and feeds one of them to the
+// reducer. A Reducer keeps the running values of one packet of features: reset, add, store_row, store_partial, merge_partial,
+// merge (see sum_reducer.cuh). One that needs values of its row as well has ahead(row), which asks for them, and enter(), which takes
+// what was asked for; the walk asks one row ahead.
 #pragma once
 
 #include "common/schedule.h"
@@ -57,6 +59,12 @@ __device__ __forceinline__ void load_batch(const Value* __restrict__ array, Inde
     values[u] = slot + u >= begin && slot + u < end ? __ldg(array + slot + u) : Value(0);
 }
 
+// Whether a slot of a batch lies in [begin, end): known where the whole batch does.
+template <bool kWhole, typename Index>
+__device__ __forceinline__ bool inside(Index slot, Index begin, Index end) {
+  return kWhole || (slot >= begin && slot < end);
+}
+
 // First slot of the batch that holds `begin`, so that batches start on 16-byte boundaries of `array`. May be negative.
 template <typename Index>
 __device__ __forceinline__ Index batch_start(const Index* array, Index begin) {
@@ -84,6 +92,8 @@ struct RowCursor {
     next_end = row_pointer(row + 2);
     cut_before = table.span_edge(k) > row_begin;
     reducer.reset();
+    look_ahead(row);
+    enter_row();
   }
 
   // Ends every row before the one that holds `slot`.
@@ -115,8 +125,58 @@ struct RowCursor {
     row_begin = row_end;
     row_end = next_end;
     next_end = row_pointer(row + 2);
+    enter_row();
+  }
+  __device__ __forceinline__ void look_ahead(Index r) {
+    if constexpr (requires { reducer.ahead(r); }) reducer.ahead(r < Index(table.num_rows) ? r : Index(0));
+  }
+  __device__ __forceinline__ void enter_row() {
+    if constexpr (requires { reducer.enter(); }) {
+      reducer.enter();
+      look_ahead(row + 1);
+    }
   }
 };
+
+// A Source that works on several edges at once has feed_segment: edges [from, to) of the batch at `slot`, in one row.
+template <typename Source, typename Cursor>
+concept FeedsSegments = requires(const Source& source, const typename Source::Batch& batch, Cursor& cursor) {
+  source.feed_segment(batch, cursor.row, 0, kEdgeBatch, cursor);
+};
+
+// Feeds the edges of a batch that lie in [begin, end), row by row.
+template <typename Source, typename Index, typename Cursor>
+__device__ __forceinline__ void feed_rows(const Source& source, const typename Source::Batch& batch, Index slot,
+                                          Index begin, Index end, Cursor& cursor) {
+  if constexpr (FeedsSegments<Source, Cursor>) {
+    const Index stop = slot + kEdgeBatch < end ? Index(slot + kEdgeBatch) : end;
+    for (Index at = slot < begin ? begin : slot; at < stop;) {
+      cursor.move_to(at);
+      const Index to = cursor.row_end < stop ? cursor.row_end : stop;
+      source.feed_segment(batch, slot, int(at - slot), int(to - slot), cursor);
+      at = to;
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < kEdgeBatch; ++u) {
+      if (slot + u >= begin && slot + u < end) {
+        cursor.move_to(Index(slot + u));
+        source.feed(batch, u, Index(slot + u), cursor);
+      }
+    }
+  }
+}
+// The same for a whole batch that lies in the cursor's row.
+template <typename Source, typename Index, typename Cursor>
+__device__ __forceinline__ void feed_row(const Source& source, const typename Source::Batch& batch, Index slot,
+                                         Cursor& cursor) {
+  if constexpr (FeedsSegments<Source, Cursor>) {
+    source.feed_segment(batch, slot, 0, kEdgeBatch, cursor);
+  } else {
+#pragma unroll
+    for (int u = 0; u < kEdgeBatch; ++u) source.feed(batch, u, Index(slot + u), cursor);
+  }
+}
 
 // Called by every thread of a group: reduces the rows of span k.
 template <typename Index, typename Source, typename Reducer>
@@ -131,20 +191,18 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
     source.start(slot, begin, end);
     for (; slot < end; slot += kEdgeBatch) {
       typename Source::Batch batch;
-      source.request(batch, slot, begin, end, ids);
-      load_batch(table.col, Index(slot + kEdgeBatch), begin, end, ids);
-      const bool one_row = slot >= begin && slot + kEdgeBatch <= end && slot + kEdgeBatch <= cursor.row_end;
-      if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
-#pragma unroll
-        for (int u = 0; u < kEdgeBatch; ++u) source.feed(batch, u, Index(slot + u), cursor);
-        continue;
+      const bool whole = slot >= begin && slot + kEdgeBatch <= end;
+      if (whole) {
+        source.template request<true>(batch, slot, begin, end, ids);
+      } else {
+        source.template request<false>(batch, slot, begin, end, ids);
       }
-#pragma unroll
-      for (int u = 0; u < kEdgeBatch; ++u) {
-        if (slot + u >= begin && slot + u < end) {
-          cursor.move_to(Index(slot + u));
-          source.feed(batch, u, Index(slot + u), cursor);
-        }
+      load_batch(table.col, Index(slot + kEdgeBatch), begin, end, ids);
+      const bool one_row = whole && slot + kEdgeBatch <= cursor.row_end;
+      if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
+        feed_row(source, batch, slot, cursor);
+      } else {
+        feed_rows(source, batch, slot, begin, end, cursor);
       }
     }
   }
@@ -185,7 +243,7 @@ __device__ __forceinline__ void combine_short_row(const SpanTable<Index>& table,
 template <typename Index, typename Reducer>
 __device__ __forceinline__ void combine_long_row(const SpanTable<Index>& table, int64_t i, const Group& group,
                                                  Reducer reducer) {
-  __shared__ typename Reducer::State exchange[kBlockThreads / 2];
+  __shared__ typename Reducer::State exchange[kBlockThreads / 2];  // blocks may have fewer threads
   const SplitRow split = table.long_row(i);
   const Index row = table.span_row(split.first);
   const int64_t first = split.first - 1, count = split.last + 1 - first;

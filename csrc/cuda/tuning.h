@@ -13,6 +13,12 @@ constexpr int kBlocksPerSm = 2;
 // Reductions that keep several accumulators trade half of the threads for twice the registers.
 constexpr int kBlocksPerSmLarge = 1;
 
+// Attention keeps a softmax and the row's share of the scores beside the accumulators: 80 registers, so three blocks of 256.
+constexpr int kAttentionThreads = 256;
+constexpr int kAttentionBlocksPerSm = 3;
+// Its gradient keeps a row of each end of the edge: 128 registers.
+constexpr int kAttentionBlocksPerSmLarge = 2;
+
 // Bytes that one lane loads at once: the widest load there is.
 constexpr int kLaneBytes = 16;
 

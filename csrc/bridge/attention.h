@@ -1,0 +1,93 @@
+// From tensors to the arguments that the attention kernels share: the shape of the heads, what edges carry, and the choice of
+// element type, load width and index type.
+#pragma once
+
+#include "bridge/cuda_dispatch.h"
+#include "cuda/edge_options.cuh"
+
+namespace gnnagg::bridge {
+
+// Features [rows, H * C].
+struct HeadShape {
+  int64_t rows, heads, channels;
+
+  HeadShape(const char* op, const char* name, const Tensor& features, int64_t num_heads)
+      : rows(features.size(0)), heads(num_heads), channels(0) {
+    STD_TORCH_CHECK(is_feature_type(features.scalar_type()), op, ": ", name,
+                    " must be float32, float64, float16 or bfloat16");
+    check_tensor(features, op, name, features.scalar_type(), {-1, -1});
+    STD_TORCH_CHECK(heads >= 1 && features.size(1) >= heads && features.size(1) % heads == 0, op, ": ", name,
+                    " must be [rows, H * C] with H = ", heads, ", got ", features.size(1), " features");
+    STD_TORCH_CHECK(features.size(1) < (int64_t(1) << 30), op, ": at most 2^30 features, got ", features.size(1));
+    channels = features.size(1) / heads;
+  }
+  int64_t width() const { return heads * channels; }
+  HeadTiles tiles(const CsrArguments& csr, int elements_per_lane) const {
+    return HeadTiles::of(int(heads), int(channels), elements_per_lane, tile_lanes(csr.num_edges, csr.num_rows));
+  }
+};
+
+template <typename Acc, typename Index>
+EdgeOptions<Acc, Index> edge_options(const char* op, const CsrArguments& csr, const OptionalTensor& perm,
+                                     const OptionalTensor& edge_score, const OptionalTensor& seed, double dropout) {
+  if (perm) check_tensor(*perm, op, "perm", csr.index, {csr.num_edges});
+  STD_TORCH_CHECK(dropout >= 0.0 && dropout <= 1.0, op, ": dropout must be in [0, 1], got ", dropout);
+  STD_TORCH_CHECK(dropout == 0.0 || seed.has_value(), op, ": dropout needs a seed");
+  const bool drops = dropout > 0.0;
+  if (drops) check_tensor(*seed, op, "seed", ScalarType::Long, {1});
+  return {read_pointer<Index>(perm), read_pointer<Acc>(edge_score), drops ? read_pointer<int64_t>(seed) : nullptr,
+          DropoutRule::threshold_of(dropout), Acc(DropoutRule::scale_of(dropout))};
+}
+
+// Checks that `reverse` is the transpose of `csr`, over `num_src` sources.
+inline void check_transpose(const char* op, const CsrArguments& csr, const CsrArguments& reverse, const Tensor& t_slot,
+                            int64_t num_src) {
+  STD_TORCH_CHECK(reverse.num_rows == num_src && reverse.num_edges == csr.num_edges && reverse.index == csr.index, op,
+                  ": the transpose does not belong to the CSR");
+  check_tensor(t_slot, op, "t_slot", csr.index, {csr.num_edges});
+}
+
+template <typename T, int kBytes, typename Index, int kOwners_>
+struct HeadTypes : FeatureTypes<T, kBytes, Index> {
+  static constexpr int kOwners = kOwners_;
+};
+
+// Calls body(HeadTypes<...>) for the dtype of x and the index dtype. Every attention kernel is compiled for each of these, so they
+// are few: 16-byte loads where the heads allow them, with as many lanes of a head as there are (of 4, 2, 1) to share the scores
+// of a batch; and single elements, for everything else, for double, and for 64-bit indices.
+template <typename Body>
+void dispatch_heads(const Tensor& x, const HeadShape& shape, ScalarType index,
+                    std::initializer_list<const Tensor*> tensors, Body&& body) {
+  const auto with_index = [&](auto element) {
+    using T = decltype(element);
+    constexpr int kElement = int(sizeof(T));
+    if (index == ScalarType::Long) return body(HeadTypes<T, kElement, int64_t, 1>{});
+    if constexpr (kElement < 8) {
+      if (load_bytes(shape.channels, kElement, tensors) == kLaneBytes) {
+        const int64_t packets = shape.channels * kElement / kLaneBytes;
+        if (packets % 4 == 0) return body(HeadTypes<T, kLaneBytes, int32_t, 4>{});
+        if (packets % 2 == 0) return body(HeadTypes<T, kLaneBytes, int32_t, 2>{});
+        return body(HeadTypes<T, kLaneBytes, int32_t, 1>{});
+      }
+    }
+    body(HeadTypes<T, kElement, int32_t, 1>{});
+  };
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return with_index(float{});
+    case ScalarType::Double: return with_index(double{});
+    case ScalarType::Half: return with_index(__half{});
+    case ScalarType::BFloat16: return with_index(__nv_bfloat16{});
+    default: STD_TORCH_CHECK(false, "gnnagg: features must be float32, float64, float16 or bfloat16");
+  }
+}
+
+// A launch with one group for every span and tile, or the whole device where that is less.
+template <typename Index>
+LaunchPlan plan_heads(const void* kernel, const SpanTable<Index>& table, const HeadTiles& tiles,
+                      int num_phases = kReducePhases) {
+  const int64_t items = table.num_spans * tiles.tiles;
+  return LaunchPlan::of(kernel, kAttentionThreads, ceil_div<int64_t>(items * tiles.lanes, kAttentionThreads),
+                        num_phases);
+}
+
+}  // namespace gnnagg::bridge

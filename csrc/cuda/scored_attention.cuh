@@ -1,0 +1,197 @@
+// The forward pass of the families of score_family.cuh: the walk of gat_attention.cu with a score that is added up across the
+// lanes of a head.
+//
+// Traffic. Per edge F * s bytes of keys at random, and as many of values where those are separate; 4 of col; with dropout 4 of
+// perm. Per row the target's F * s, the result and its logsumexp.
+#pragma once
+
+#include "bridge/attention.h"
+#include "cuda/score_family.cuh"
+#include "cuda/softmax_reducer.cuh"
+
+namespace gnnagg {
+
+template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+struct ScoredArgs {
+  using Acc = acc_t<T>;
+  SpanTable<Index> table;
+  HeadTiles tiles;
+  const T* __restrict__ keys;        // [num_src, H * C]
+  const T* __restrict__ values;      // [num_src, H * C], the keys where they are not separate
+  const T* __restrict__ targets;     // [num_rows, H * C]
+  const Acc* __restrict__ constant;  // [H * C] or null
+  Family family;
+  EdgeOptions<Acc, Index> options;
+  typename SoftmaxReducer<T, kBytes, kOwners, false>::Target target;
+  Phases phases;
+};
+
+// The constant's packet of a lane; 0 where the family has none.
+template <int kSize, typename Acc>
+__device__ __forceinline__ void load_constant(const Acc* constant, const HeadPlace& place, Acc (&values)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) values[i] = constant ? __ldg(constant + place.offset + i) : Acc(0);
+}
+
+// The softmax of one row, with the target's packet of it.
+template <typename T, int kBytes, int kOwners>
+struct TargetSoftmax : SoftmaxReducer<T, kBytes, kOwners, false> {
+  using Base = SoftmaxReducer<T, kBytes, kOwners, false>;
+  using Vector = Packet<T, kBytes>;
+  const T* __restrict__ targets;  // [num_rows, H * C]
+  typename Vector::Raw of_row, of_next;
+
+  __device__ __forceinline__ TargetSoftmax(const typename Base::Target& target, const HeadPlace& place,
+                                           const typename Base::Owner& owner, const T* rows)
+      : Base(target, place, owner), targets(rows) {}
+  template <typename Index>
+  __device__ __forceinline__ void ahead(Index row) {
+    of_next = Vector::load(targets + this->place.row(row));
+  }
+  __device__ __forceinline__ void enter() { of_row = of_next; }
+};
+
+template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+struct ScoredRows {
+  using Vector = Packet<T, kBytes>;
+  using Acc = acc_t<T>;
+  using Args = ScoredArgs<Family, T, kBytes, Index, kOwners>;
+  using Owner = EdgeOwner<kOwners>;
+  using Raw = typename Vector::Raw;
+  static constexpr int kSize = Vector::kSize;
+  static constexpr int kValues = Family::kSeparateValues ? kEdgeBatch : 1;
+  struct Batch {
+    Raw key[kEdgeBatch];
+    Raw value[kValues];
+    Acc factor[Owner::kOwned];
+  };
+
+  const Args& args;
+  PlainRows<T, kBytes, Index> keys, values;
+  const HeadPlace& place;
+  const Owner& owner;
+  Acc constant[kSize];
+
+  __device__ __forceinline__ void start(Index, Index, Index) {}
+  template <bool kWhole>
+  __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
+                                          const Index (&ids)[kEdgeBatch]) {
+#pragma unroll
+    for (int u = 0; u < kEdgeBatch; ++u) {
+      if (!inside<kWhole>(Index(slot + u), begin, end)) continue;
+      batch.key[u] = keys.load(ids[u]);
+      if constexpr (Family::kSeparateValues) batch.value[u] = values.load(ids[u]);
+    }
+#pragma unroll
+    for (int o = 0; o < Owner::kOwned; ++o) {
+      const Index mine = slot + owner.edge(o);
+      batch.factor[o] = Acc(1);
+      if (args.options.seed && inside<kWhole>(mine, begin, end)) {
+        batch.factor[o] = args.options.factor_of(args.options.edge_of(mine), place);
+      }
+    }
+  }
+  template <typename Cursor>
+  __device__ __forceinline__ void feed_segment(const Batch& batch, Index slot, int from, int to, Cursor& cursor) const {
+    Acc terms[kEdgeBatch], score[Owner::kOwned];
+    const bool positive[Owner::kOwned] = {};
+    if (args.tiles.chunks > 1) {
+      long_terms<T, kBytes>(args.keys, args.table.col + slot, from, to,
+                            args.targets + int64_t(cursor.row) * place.features, args.constant, args.family, place,
+                            args.tiles, terms);
+    } else {
+      Acc target[kSize];
+      Vector::unpack(cursor.reducer.of_row, target);
+#pragma unroll
+      for (int u = 0; u < kEdgeBatch; ++u) {
+        terms[u] = Acc(0);
+        if (u < from || u >= to || !place.active) continue;
+        Acc key[kSize];
+        Vector::unpack(batch.key[u], key);
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) terms[u] += args.family.term(key[i], target[i], constant[i]);
+      }
+    }
+    owner.sum_of_head(terms, args.tiles, score);
+#pragma unroll
+    for (int o = 0; o < Owner::kOwned; ++o) score[o] *= args.family.scale() * Exponent<Acc>::kScale;
+    if constexpr (Family::kSeparateValues) {
+      cursor.reducer.add(from, to, score, positive, batch.factor, batch.value);
+    } else {
+      cursor.reducer.add(from, to, score, positive, batch.factor, batch.key);
+    }
+  }
+};
+
+template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void scored_attention_kernel(
+    const ScoredArgs<Family, T, kBytes, Index, kOwners> args) {
+  const Group group(args.tiles.lanes);
+  const EdgeOwner<kOwners> owner(args.tiles, group);
+  const uint32_t row_bytes = uint32_t(args.tiles.features * sizeof(T));
+  if (args.phases.has(0)) {
+    for_each_span(args.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
+      const HeadPlace place(args.tiles, group, int(tile), Packet<T, kBytes>::kSize);
+      ScoredRows<Family, T, kBytes, Index, kOwners> rows{
+          args, {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner};
+      load_constant(args.constant, place, rows.constant);
+      reduce_span(args.table, k, rows, TargetSoftmax<T, kBytes, kOwners>(args.target, place, owner, args.targets));
+    });
+  }
+  if (!args.phases.has(1) || !has_split_rows(args.table)) return;    // the same in every block
+  if (args.phases.together) cooperative_groups::this_grid().sync();  // every block's partials are visible to all
+  combine_rows(args.table, args.tiles.tiles, group, [&](int64_t tile) {
+    return SoftmaxReducer<T, kBytes, kOwners, false>(
+        args.target, HeadPlace(args.tiles, group, int(tile), Packet<T, kBytes>::kSize), owner);
+  });
+}
+
+namespace bridge {
+
+// What both ops of these families do on the host.
+template <template <typename> class Family>
+std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& shape, const Tensor& keys,
+                                            const Tensor& values, const Tensor& targets, const OptionalTensor& constant,
+                                            const CsrArguments& csr, const OptionalTensor& perm,
+                                            const OptionalTensor& seed, double family_factor, double dropout) {
+  const CudaCall call(keys);
+  const ScalarType type = keys.scalar_type(), acc = accumulate_type(type);
+  check_tensor(targets, op, "the targets' features", type, {csr.num_rows, shape.width()});
+  check_tensor(values, op, "the values", type, {shape.rows, shape.width()});
+  Tensor out = empty_like_device(keys, {csr.num_rows, shape.width()}, type);
+  Tensor lse = empty_like_device(keys, {csr.num_rows, shape.heads}, acc);
+  if (csr.num_rows == 0) return {out, lse};
+  Tensor partials = empty_like_device(keys, {2 * csr.num_spans, shape.width()}, acc);
+  Tensor partial_scores = empty_like_device(keys, {2 * csr.num_spans, shape.heads, kPartialScores}, acc);
+  dispatch_heads(keys, shape, csr.index, {&keys, &values, &targets, &out}, [&](auto types) {
+    using Types = decltype(types);
+    using T = typename Types::Element;
+    using Index = typename Types::Index;
+    using Acc = acc_t<T>;
+    constexpr int kBytes = Types::kBytes, kOwners = Types::kOwners;
+    ScoredArgs<Family<Acc>, T, kBytes, Index, kOwners> args{};
+    args.table = csr.table<Index>();
+    args.tiles = shape.tiles(csr, Packet<T, kBytes>::kSize);
+    args.keys = read_pointer<T>(keys);
+    args.values = read_pointer<T>(values);
+    args.targets = read_pointer<T>(targets);
+    args.constant = read_pointer<Acc>(constant);
+    args.family = {Acc(family_factor)};
+    args.options = edge_options<Acc, Index>(op, csr, perm, std::nullopt, seed, dropout);
+    args.target = {write_pointer<T>(out),
+                   write_pointer<Acc>(lse),
+                   nullptr,
+                   nullptr,
+                   write_pointer<Acc>(partials),
+                   write_pointer<Acc>(partial_scores),
+                   nullptr};
+    const auto* kernel =
+        reinterpret_cast<const void*>(&scored_attention_kernel<Family<Acc>, T, kBytes, Index, kOwners>);
+    launch_phases(plan_heads(kernel, args.table, args.tiles), args, kReducePhases, call.stream);
+  });
+  return {out, lse};
+}
+
+}  // namespace bridge
+
+}  // namespace gnnagg
