@@ -167,6 +167,7 @@ struct SourceGradient {
 
 template <typename T, int kBytes, typename Index, int kOwners>
 struct TargetRows {
+  static constexpr bool kPipelined = true;
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Args = GatBackwardArgs<T, kBytes, Index, kOwners>;

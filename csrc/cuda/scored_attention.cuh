@@ -53,6 +53,7 @@ struct TargetSoftmax : SoftmaxReducer<T, kBytes, kOwners, false> {
 
 template <typename Family, typename T, int kBytes, typename Index, int kOwners>
 struct ScoredRows {
+  static constexpr bool kPipelined = !Family::kSeparateValues;
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Args = ScoredArgs<Family, T, kBytes, Index, kOwners>;

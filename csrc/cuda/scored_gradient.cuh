@@ -410,12 +410,13 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
   };
   Tensor d_keys = make({shape.rows, width}, type), d_targets = make({csr.num_rows, width}, type);
   Tensor d_values = kSeparate ? make({shape.rows, width}, type) : d_keys;
-  Tensor d_constant = make({kConstant ? csr.num_spans : 0, width}, acc);
+  const bool is_empty = shape.rows == 0 && csr.num_rows == 0;  // then nothing is launched
+  Tensor d_constant = make({kConstant && !is_empty ? csr.num_spans : 0, width}, acc);
   Tensor records = make({csr.num_rows, heads, kPair}, acc), edges = make({csr.num_edges, heads, kPair}, acc);
   Tensor target_partials = make({2 * csr.num_spans, width}, acc);
   Tensor key_partials = make({2 * reverse.num_spans, width}, acc);
   Tensor value_partials = make({kSeparate ? 2 * reverse.num_spans : 0, width}, acc);
-  if (shape.rows > 0 || csr.num_rows > 0) {
+  if (!is_empty) {
     dispatch_heads(
         keys, shape, csr.index, {&keys, &values, &targets, &grad, &out, &d_keys, &d_targets}, [&](auto types) {
           using Types = decltype(types);

@@ -178,6 +178,35 @@ __device__ __forceinline__ void feed_row(const Source& source, const typename So
   }
 }
 
+// Asks for the rows of the batch at `slot`, of the ids that are there, and for the ids of the batch after.
+template <typename Index, typename Source>
+__device__ __forceinline__ void request_batch(const SpanTable<Index>& table, Source& source,
+                                              typename Source::Batch& batch, Index slot, Index begin, Index end,
+                                              Index (&ids)[kEdgeBatch]) {
+  if (slot >= begin && slot + kEdgeBatch <= end) {
+    source.template request<true>(batch, slot, begin, end, ids);
+  } else {
+    source.template request<false>(batch, slot, begin, end, ids);
+  }
+  load_batch(table.col, Index(slot + kEdgeBatch), begin, end, ids);
+}
+
+template <typename Index, typename Source, typename Cursor>
+__device__ __forceinline__ void feed_batch(const Source& source, const typename Source::Batch& batch, Index slot,
+                                           Index begin, Index end, Cursor& cursor) {
+  const bool one_row = slot >= begin && slot + kEdgeBatch <= end && slot + kEdgeBatch <= cursor.row_end;
+  if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
+    feed_row(source, batch, slot, cursor);
+  } else {
+    feed_rows(source, batch, slot, begin, end, cursor);
+  }
+}
+
+// A Source that does much with a batch says kPipelined: the rows of one batch are then asked for before those of the batch before are
+// used, which takes the registers of two batches.
+template <typename Source>
+concept Pipelined = Source::kPipelined;
+
 // Called by every thread of a group: reduces the rows of span k.
 template <typename Index, typename Source, typename Reducer>
 __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64_t k, Source source,
@@ -189,20 +218,19 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
     Index ids[kEdgeBatch];
     load_batch(table.col, slot, begin, end, ids);
     source.start(slot, begin, end);
-    for (; slot < end; slot += kEdgeBatch) {
-      typename Source::Batch batch;
-      const bool whole = slot >= begin && slot + kEdgeBatch <= end;
-      if (whole) {
-        source.template request<true>(batch, slot, begin, end, ids);
-      } else {
-        source.template request<false>(batch, slot, begin, end, ids);
+    typename Source::Batch batch;
+    if constexpr (Pipelined<Source>) {
+      request_batch(table, source, batch, slot, begin, end, ids);
+      for (; slot < end; slot += kEdgeBatch) {
+        typename Source::Batch next;
+        request_batch(table, source, next, Index(slot + kEdgeBatch), begin, end, ids);
+        feed_batch(source, batch, slot, begin, end, cursor);
+        batch = next;
       }
-      load_batch(table.col, Index(slot + kEdgeBatch), begin, end, ids);
-      const bool one_row = whole && slot + kEdgeBatch <= cursor.row_end;
-      if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
-        feed_row(source, batch, slot, cursor);
-      } else {
-        feed_rows(source, batch, slot, begin, end, cursor);
+    } else {
+      for (; slot < end; slot += kEdgeBatch) {
+        request_batch(table, source, batch, slot, begin, end, ids);
+        feed_batch(source, batch, slot, begin, end, cursor);
       }
     }
   }
