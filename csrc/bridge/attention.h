@@ -52,33 +52,25 @@ struct HeadTypes : FeatureTypes<T, kBytes, Index> {
   static constexpr int kOwners = kOwners_;
 };
 
-// Calls body(HeadTypes<...>) for the dtype of x and the index dtype. Every attention kernel is compiled for each of these, so they
-// are few: 16-byte loads where the heads allow them, with as many lanes of a head as there are (of 4, 2, 1) to share the scores
-// of a batch; and single elements, for everything else, for double, and for 64-bit indices.
-template <typename Body>
+// Calls body(HeadTypes<...>) for the types of dispatch_widest and the lanes of a head that share the scores of a batch: 4 where that
+// divides them, 2 where a kernel is compiled for pairs as well, else 1. Every attention kernel is compiled for each, so they are few.
+template <bool kPairs, typename Body>
 void dispatch_heads(const Tensor& x, const HeadShape& shape, ScalarType index,
                     std::initializer_list<const Tensor*> tensors, Body&& body) {
-  const auto with_index = [&](auto element) {
-    using T = decltype(element);
-    constexpr int kElement = int(sizeof(T));
-    if (index == ScalarType::Long) return body(HeadTypes<T, kElement, int64_t, 1>{});
-    if constexpr (kElement < 8) {
-      if (load_bytes(shape.channels, kElement, tensors) == kLaneBytes) {
-        const int64_t packets = shape.channels * kElement / kLaneBytes;
-        if (packets % 4 == 0) return body(HeadTypes<T, kLaneBytes, int32_t, 4>{});
-        if (packets % 2 == 0) return body(HeadTypes<T, kLaneBytes, int32_t, 2>{});
-        return body(HeadTypes<T, kLaneBytes, int32_t, 1>{});
+  dispatch_widest(x, shape.channels, index, tensors, [&](auto types) {
+    using Types = decltype(types);
+    using T = typename Types::Element;
+    using Index = typename Types::Index;
+    constexpr int kBytes = Types::kBytes, kElements = kBytes / int(sizeof(T));
+    if constexpr (kElements > 1) {
+      const int64_t packets = shape.channels / kElements;
+      if (packets % 4 == 0) return body(HeadTypes<T, kBytes, Index, 4>{});
+      if constexpr (kPairs) {
+        if (packets % 2 == 0) return body(HeadTypes<T, kBytes, Index, 2>{});
       }
     }
-    body(HeadTypes<T, kElement, int32_t, 1>{});
-  };
-  switch (x.scalar_type()) {
-    case ScalarType::Float: return with_index(float{});
-    case ScalarType::Double: return with_index(double{});
-    case ScalarType::Half: return with_index(__half{});
-    case ScalarType::BFloat16: return with_index(__nv_bfloat16{});
-    default: STD_TORCH_CHECK(false, "gnnagg: features must be float32, float64, float16 or bfloat16");
-  }
+    body(HeadTypes<T, kBytes, Index, 1>{});
+  });
 }
 
 // A launch with one group for every span and tile, or the whole device where that is less.

@@ -116,6 +116,29 @@ void dispatch_features(const Tensor& x, int64_t width, ScalarType index, std::in
   }
 }
 
+// As dispatch_features, with fewer types for kernels that are large: 16-byte loads where they fit, single elements for everything
+// else, for double, and for 64-bit indices.
+template <typename Body>
+void dispatch_widest(const Tensor& x, int64_t width, ScalarType index, std::initializer_list<const Tensor*> tensors,
+                     Body&& body) {
+  const auto with_index = [&](auto element) {
+    using T = decltype(element);
+    constexpr int kElement = int(sizeof(T));
+    if (index == ScalarType::Long) return body(FeatureTypes<T, kElement, int64_t>{});
+    if constexpr (kElement < int(sizeof(double))) {
+      if (load_bytes(width, kElement, tensors) == kLaneBytes) return body(FeatureTypes<T, kLaneBytes, int32_t>{});
+    }
+    body(FeatureTypes<T, kElement, int32_t>{});
+  };
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return with_index(float{});
+    case ScalarType::Double: return with_index(double{});
+    case ScalarType::Half: return with_index(__half{});
+    case ScalarType::BFloat16: return with_index(__nv_bfloat16{});
+    default: STD_TORCH_CHECK(false, "gnnagg: features must be float32, float64, float16 or bfloat16");
+  }
+}
+
 template <typename T, typename Index>
 RowsView<T, Index> rows_view(const CsrArguments& csr, const FeatureShape& shape, const Tensor& x,
                              int elements_per_lane) {

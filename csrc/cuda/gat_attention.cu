@@ -170,7 +170,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_cuda(
   Tensor partial_positives =
       with_positive ? bridge::empty_like_device(z, {partial_rows, shape.width()}, acc) : empty(acc);
 
-  bridge::dispatch_heads(z, shape, csr.index, {&z, &out, &positive_out}, [&](auto types) {
+  bridge::dispatch_heads<true>(z, shape, csr.index, {&z, &out, &positive_out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;

@@ -167,7 +167,7 @@ struct SourceGradient {
 
 template <typename T, int kBytes, typename Index, int kOwners>
 struct TargetRows {
-  static constexpr bool kPipelined = true;
+  static constexpr bool kPipelined = Packet<T, kBytes>::kSize <= 4;  // two batches of eight values a lane spill
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Args = GatBackwardArgs<T, kBytes, Index, kOwners>;
@@ -359,7 +359,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward_cuda(
          partial_scores = make({2 * reverse.num_spans, heads}, acc);
   Tensor partial_sums = make({need_dst && writes_ds ? 2 * csr.num_spans : 0, heads}, acc);
 
-  bridge::dispatch_heads(z, shape, csr.index, {&z, &grad, &out, &dz, &positive_out}, [&](auto types) {
+  bridge::dispatch_heads<true>(z, shape, csr.index, {&z, &grad, &out, &dz, &positive_out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;

@@ -53,7 +53,8 @@ struct TargetSoftmax : SoftmaxReducer<T, kBytes, kOwners, false> {
 
 template <typename Family, typename T, int kBytes, typename Index, int kOwners>
 struct ScoredRows {
-  static constexpr bool kPipelined = !Family::kSeparateValues;
+  // Two batches of keys and values, or of eight values a lane, spill.
+  static constexpr bool kPipelined = !Family::kSeparateValues && Packet<T, kBytes>::kSize <= 4;
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Args = ScoredArgs<Family, T, kBytes, Index, kOwners>;
@@ -164,7 +165,7 @@ std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& sha
   if (csr.num_rows == 0) return {out, lse};
   Tensor partials = empty_like_device(keys, {2 * csr.num_spans, shape.width()}, acc);
   Tensor partial_scores = empty_like_device(keys, {2 * csr.num_spans, shape.heads, kPartialScores}, acc);
-  dispatch_heads(keys, shape, csr.index, {&keys, &values, &targets, &out}, [&](auto types) {
+  dispatch_heads<false>(keys, shape, csr.index, {&keys, &values, &targets, &out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;

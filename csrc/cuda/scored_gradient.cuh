@@ -417,7 +417,7 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
   Tensor key_partials = make({2 * reverse.num_spans, width}, acc);
   Tensor value_partials = make({kSeparate ? 2 * reverse.num_spans : 0, width}, acc);
   if (!is_empty) {
-    dispatch_heads(
+    dispatch_heads<false>(
         keys, shape, csr.index, {&keys, &values, &targets, &grad, &out, &d_keys, &d_targets}, [&](auto types) {
           using Types = decltype(types);
           using T = typename Types::Element;

@@ -250,7 +250,8 @@ __device__ __forceinline__ Index partial_edges(const SpanTable<Index>& table, co
 template <typename Index, typename Reducer>
 __device__ __forceinline__ void merge_partials(const SpanTable<Index>& table, const SplitRow& split, Index row,
                                                int64_t from, int64_t to, Reducer& reducer) {
-#pragma unroll 4
+  constexpr int kAbreast = sizeof(typename Reducer::State) > 2 * kLaneBytes ? 1 : 4;  // partials asked for at once
+#pragma unroll kAbreast
   for (int64_t k = from; k < to; ++k) {
     reducer.merge_partial(k < split.first ? 2 * k + 1 : 2 * k, partial_edges(table, split, row, k));
   }
