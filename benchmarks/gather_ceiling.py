@@ -22,7 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import harness, results, timing
+from benchmarks import results, suites, timing
 from benchmarks.harness import Settings
 from benchmarks.results import Row
 
@@ -164,9 +164,9 @@ def measure_table(settings: Settings, row_sizes: list[int], megabytes: list[int]
 
 
 def main() -> None:
-    parser = harness.argument_parser(__doc__ or "")
+    parser = suites.argument_parser(__doc__ or "")
     options = parser.parse_args()
-    settings = harness.settings_from(options)
+    settings = suites.settings_from(options)
     if settings.device.type != "cuda":
         parser.error("the gather ceiling is measured on a CUDA device")
     row_sizes = options.features or list(ROW_BYTES)

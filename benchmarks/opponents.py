@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from benchmarks.aggregate_cases import AggregateCase, AggregateContender
 from benchmarks.cusparse import Algorithm, CsrProduct, cusparse_found
 from benchmarks.graphs import GraphData
-from benchmarks.harness import Case, Contender
 
 __all__ = [
     "OPPONENTS",
@@ -46,7 +46,7 @@ def _ones_matrix(graph: GraphData, dtype: torch.dtype) -> Tensor:
         return torch.sparse_csr_tensor(graph.rowptr_int32, graph.col, ones, size, check_invariants=False)
 
 
-class TorchSparse(Contender):
+class TorchSparse(AggregateContender):
     """`adj @ x` with a torch.sparse CSR matrix: what users call."""
 
     name = "torch.sparse csr"
@@ -54,10 +54,10 @@ class TorchSparse(Contender):
     def __init__(self) -> None:
         self._matrix: Tensor | None = None
 
-    def supports(self, case: Case) -> bool:
+    def supports(self, case: AggregateCase) -> bool:
         return case.op == "sum" and case.direction == "fwd"
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: AggregateCase) -> None:
         self._matrix = _ones_matrix(case.graph, case.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class TorchSparse(Contender):
         self._matrix = None
 
 
-class TorchSparseReduce(Contender):
+class TorchSparseReduce(AggregateContender):
     """`torch.sparse.mm(adj, x, reduce=...)`, which exists on CPU only."""
 
     name = "torch.sparse.mm reduce"
@@ -77,10 +77,10 @@ class TorchSparseReduce(Contender):
         self._matrix: Tensor | None = None
         self._reduce = "sum"
 
-    def supports(self, case: Case) -> bool:
+    def supports(self, case: AggregateCase) -> bool:
         return case.graph.device.type == "cpu" and case.direction == "fwd"
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: AggregateCase) -> None:
         self._matrix = _ones_matrix(case.graph, case.dtype)
         self._reduce = {"sum": "sum", "max": "amax"}[case.op]
 
@@ -93,7 +93,7 @@ class TorchSparseReduce(Contender):
         self._matrix = None
 
 
-class CusparseCached(Contender):
+class CusparseCached(AggregateContender):
     """cuSPARSE's SpMM with descriptors, work space and preprocessing kept between calls.
 
     `result="accurate"`: a float32 result for half inputs (no rounding between partial sums); `"same"`: the inputs'
@@ -106,12 +106,12 @@ class CusparseCached(Contender):
         self._result = result
         self._product: CsrProduct | None = None
 
-    def supports(self, case: Case) -> bool:
+    def supports(self, case: AggregateCase) -> bool:
         if case.graph.device.type != "cuda" or case.op != "sum" or case.direction != "fwd" or not cusparse_found():
             return False
         return self._result == "accurate" or case.dtype in (torch.float16, torch.bfloat16)
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: AggregateCase) -> None:
         half = case.dtype in (torch.float16, torch.bfloat16)
         result_dtype = torch.float32 if half and self._result == "accurate" else case.dtype
         graph = case.graph
@@ -128,7 +128,7 @@ class CusparseCached(Contender):
         self._product = None
 
 
-class _FromMessages(Contender):
+class _FromMessages(AggregateContender):
     """Gathers the messages x[col] into [E, F], then reduces them."""
 
     module = ""  # what must be importable; empty: nothing beyond torch
@@ -138,12 +138,12 @@ class _FromMessages(Contender):
         self._col = self._row = torch.empty(0)
         self._op = "sum"
 
-    def supports(self, case: Case) -> bool:
+    def supports(self, case: AggregateCase) -> bool:
         if self.module and importlib.util.find_spec(self.module) is None:
             return False
         return case.graph.num_edges * case.features * case.x.element_size() <= LARGEST_MESSAGES
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: AggregateCase) -> None:
         self._graph = case.graph
         self._col, self._row = case.graph.col.long(), case.graph.row.long()
         self._op = case.op
@@ -201,7 +201,7 @@ class SegmentReduce(_FromMessages):
 
     name = "torch.segment_reduce"
 
-    def supports(self, case: Case) -> bool:
+    def supports(self, case: AggregateCase) -> bool:
         return super().supports(case) and case.graph.max_degree < LONGEST_SERIAL_ROW
 
     def reduce(self, messages: Tensor, graph: GraphData) -> Tensor:
@@ -210,7 +210,7 @@ class SegmentReduce(_FromMessages):
         return out if self._op == "sum" else out.masked_fill((graph.degree == 0).unsqueeze(1), 0)
 
 
-OPPONENTS: dict[str, Callable[[], Contender]] = {
+OPPONENTS: dict[str, Callable[[], AggregateContender]] = {
     "torch.sparse": TorchSparse,
     "torch.sparse.mm": TorchSparseReduce,
     "cusparse-alg2": lambda: CusparseCached("ALG2"),
@@ -224,7 +224,7 @@ OPPONENTS: dict[str, Callable[[], Contender]] = {
 }
 
 
-def choose(default: Iterable[str], wanted: Iterable[str] | None) -> list[Contender]:
+def choose(default: Iterable[str], wanted: Iterable[str] | None) -> list[AggregateContender]:
     """The opponents of a cell: the default ones, or those of them (or others) that the command line names."""
     keys = list(default if wanted is None else wanted)
     if keys == ["none"]:

@@ -49,7 +49,7 @@ def plot_file(path: Path) -> list[Path]:
 
 
 def _cell(row: Row) -> str:
-    return f"{row['graph']}\nF={row['shape'][-1]}"
+    return f"{row['graph']}\nF={'x'.join(map(str, row['shape'][1:]))}"
 
 
 def _bars(path: Path, title: str, label: str, values: dict[tuple[str, str], float], level: float | None) -> Path:

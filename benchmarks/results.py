@@ -1,6 +1,7 @@
 """Rows, targets, result files and tables: one format for every benchmark of the project.
 
-A result file is {"meta": {...}, "rows": [...]}. `ROW_KEYS` are the fields of a row; `EXTRA_ROW_KEYS` only explain it.
+A result file is {"meta": {...}, "rows": [...]}; the environment variable GNNAGG_COMMIT names the commit on a machine
+without git. `ROW_KEYS` are the fields of a row; `EXTRA_ROW_KEYS` only explain it.
 `ratio` is the opponent's time over ours, `max_rel_error` the scaled error of checking.py (1e30 stands for infinite,
 which JSON lacks), and fields that do not apply are null.
 """
@@ -35,10 +36,13 @@ __all__ = [
     "finite",
     "geometric_mean",
     "metadata",
+    "print_failed",
     "print_rows",
     "print_table",
     "print_targets",
+    "result_path",
     "validate",
+    "write_file",
     "write_results",
 ]
 
@@ -174,13 +178,25 @@ def metadata(device: torch.device, **more: Any) -> dict[str, Any]:
     return meta | more
 
 
-def write_results(name: str, meta: dict[str, Any], rows: Sequence[Row], out: Path, device: torch.device) -> Path:
-    """Writes `out`/<gpu>/<name>.json, one row a line, and returns its path."""
-    path = out / device_folder(device) / f"{name}.json"
+def result_path(name: str, out: Path, device: torch.device) -> Path:
+    """`out`/<gpu>/<name>.json."""
+    return out / device_folder(device) / f"{name}.json"
+
+
+def write_file(path: Path, meta: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Writes a result file, one row a line; whoever reads it meanwhile finds the old one or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(_rounded(row), allow_nan=False) for row in rows)
     head = json.dumps(_rounded(meta), indent=1, allow_nan=False)
-    path.write_text(f'{{"meta": {head},\n"rows": [\n{lines}\n]}}\n')
+    unfinished = path.with_suffix(".json.part")
+    unfinished.write_text(f'{{"meta": {head},\n"rows": [\n{lines}\n]}}\n')
+    unfinished.replace(path)
+
+
+def write_results(name: str, meta: dict[str, Any], rows: Sequence[Row], out: Path, device: torch.device) -> Path:
+    """Writes `out`/<gpu>/<name>.json and returns its path."""
+    path = result_path(name, out, device)
+    write_file(path, meta, rows)
     return path
 
 
@@ -286,6 +302,12 @@ def _text(value: Any, pattern: str) -> str:
     if value is None:
         return "-"
     return "x".join(map(str, value)) if isinstance(value, list) else pattern.format(value)
+
+
+def print_failed(failed: Sequence[dict[str, str]]) -> None:
+    """Cell and reason; nothing when nothing failed."""
+    if failed:
+        print_table("failed", ("cell", "reason"), [(entry["cell"], entry["reason"]) for entry in failed])
 
 
 def print_targets(title: str, targets: Sequence[Target]) -> None:

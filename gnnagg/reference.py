@@ -11,9 +11,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ._reference_dot import dot_attention, gatv2_attention, propagate
+from ._reference_gat import dropout_mask, edge_softmax, gat_attention
 from .graph import Graph
 
-__all__ = ["aggregate", "edge_dot", "edges"]
+__all__ = [
+    "aggregate",
+    "dot_attention",
+    "dropout_mask",
+    "edge_dot",
+    "edge_softmax",
+    "edges",
+    "gat_attention",
+    "gatv2_attention",
+    "propagate",
+]
 
 
 def edges(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:

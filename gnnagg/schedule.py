@@ -21,8 +21,8 @@ _LANE_BYTES = 16
 _MAX_LANES = 32
 # A row weighs as much as this many edges (kRowCost of the span rule).
 _ROW_COST = 2
-# Threads per SM that run at once (csrc/cuda/tuning.h): two blocks of 512 threads; attention, which needs more registers,
-# three blocks of 256, and its gradient two.
+# Threads per SM that run at once (csrc/cuda/tuning.h): two blocks of 512 threads; attention, which needs more
+# registers, three blocks of 256, and its gradient two.
 RESIDENT_THREADS = 1024
 ATTENTION_THREADS = 768
 ATTENTION_GRADIENT_THREADS = 512

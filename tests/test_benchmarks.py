@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,21 +18,34 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import bench_aggregate, checking, graphs, harness, opponents, published, results  # noqa: E402
-from benchmarks.harness import Case, Contender, Direction, Op, Settings  # noqa: E402
+from benchmarks import (  # noqa: E402  # noqa: E402
+    aggregate_targets,
+    bench_aggregate,
+    checking,
+    graphs,
+    harness,
+    isolation,
+    opponents,
+    published,
+    results,
+    suites,
+)
+from benchmarks.aggregate_cases import AggregateCase, AggregateContender, Op, make_case  # noqa: E402
+from benchmarks.harness import Contender, Direction, Settings  # noqa: E402
+from benchmarks.isolation import Cell, Failed, Finished, Watch  # noqa: E402
 
 CPU = torch.device("cpu")
 SETTINGS = Settings(device=CPU, repeat=1, quick=True)
 NAMES = ("arxiv", "uni4", "hub", "hub-by-source", "no-hub", "uniform50", "small-200k")
 
 
-class Reference(Contender):
+class Reference(AggregateContender):
     """Plain torch, right; stands for ours, so that the harness is tested without the libraries."""
 
     name = "reference"
     mode = "cpu"
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: AggregateCase) -> None:
         self._case = case
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,9 +94,9 @@ class Raising(Reference):
         raise RuntimeError("no kernel for this\nsecond line")
 
 
-def small_case(op: Op = "sum", direction: Direction = "fwd", name: str = "arxiv", features: int = 20) -> Case:
+def small_case(op: Op = "sum", direction: Direction = "fwd", name: str = "arxiv", features: int = 20) -> AggregateCase:
     graph = graphs.build(name, CPU, scale=0.0005 if name == "hub" else 0.005)
-    return harness.make_case(op, graph, features, torch.float32, direction)
+    return make_case(op, graph, features, torch.float32, direction)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -156,7 +174,7 @@ def test_wrong_contender_is_flagged_with_its_error(contender: type[Contender]) -
     mine, theirs = harness.measure([Reference(), contender()], small_case(), SETTINGS)
     assert (mine.verdict, theirs.verdict) == ("ok", "wrong")
     assert theirs.scaled_error is not None and theirs.scaled_error > 1e-3
-    row = harness.cell_rows(small_case(), mine, [theirs], mode="cpu")[0]
+    row = harness.case_rows(small_case(), mine, [theirs], mode="cpu")[0]
     assert row["opponent_verdict"] == "wrong" and row["opponent_max_rel_error"] == theirs.scaled_error
     assert row["max_rel_error"] < 1e-5
 
@@ -199,7 +217,7 @@ def test_published_times_are_found_by_cell() -> None:
 def test_result_file_round_trip(tmp_path: Path) -> None:
     case = small_case()
     mine, theirs = harness.measure([Reference(), Unwritten()], case, SETTINGS)
-    rows = harness.cell_rows(case, mine, [theirs], mode="cpu", published=[("elsewhere", 2.0)], ceiling_tb_s=9.0)
+    rows = harness.case_rows(case, mine, [theirs], mode="cpu", published=[("elsewhere", 2.0)], ceiling_tb_s=9.0)
     path = results.write_results("trial", results.metadata(CPU), rows, tmp_path, CPU)
     assert path == tmp_path / "cpu" / "trial.json"
     document = json.loads(path.read_text())
@@ -239,7 +257,7 @@ def test_targets_take_the_fastest_right_opponent() -> None:
 
     rows = [row("cusparse alg2", 3.0), row("cusparse alg3", 2.0), row("cusparse alg3", 0.5, "wrong", "hub")]
     rows.append(row("cusparse alg2", 8.0, graph="hub"))
-    geomean, every, *_ = bench_aggregate.targets_sum(rows)
+    geomean, every, *_ = aggregate_targets.targets_sum(rows)
     assert geomean.met is True and geomean.measured == "4"
     assert every.measured.startswith("2 (arxiv F=64")
 
@@ -257,12 +275,205 @@ def test_cpu_suite_writes_a_valid_file(tmp_path: Path) -> None:
     assert all(row["max_rel_error"] is not None and row["max_rel_error"] < 1e-4 for row in document["rows"])
 
 
+# --- children that die ------------------------------------------------------------------------------------------------
+
+SILENCE_S = 8.0  # a child needs some seconds to import torch
+
+
+def row_of(cell: str, rivals: str = "") -> list[results.Row]:
+    return [results.blank_row(op="sum", graph=cell, direction="fwd", mode="cpu", note=rivals or None)]
+
+
+def fatal_cells(log: Path, death: str, watch: Watch) -> list[Cell]:
+    """Three cells; in the second a rival dies, or ours does."""
+    culprit, _, way = death.partition(" ")
+
+    def measure(name: str) -> list[results.Row]:
+        with log.open("a") as stream:
+            stream.write(f"{name} {os.getpid()}\n")
+        watch.starts("gnnagg", rival=False)
+        if name == "b" and culprit == "ours":
+            die(way)
+        left_out = watch.reason_to_leave_out("opponent")
+        if left_out is None:
+            watch.starts("opponent", rival=True)
+            if name == "b" and culprit == "rival":
+                die(way)
+        return row_of(name, left_out or "")
+
+    return [Cell(name, "group", functools.partial(measure, name)) for name in "abc"]
+
+
+def die(way: str) -> None:
+    if way == "exits":
+        os._exit(3)
+    if way == "crashes":
+        signal.raise_signal(signal.SIGKILL)
+    if way == "hangs":
+        time.sleep(600)
+    if way == "device":
+        raise isolation.DeviceLostError("illegal memory access")
+    raise RuntimeError("out of luck")
+
+
+def run_fatal(log: Path, death: str) -> list[Finished | Failed]:
+    plan = functools.partial(fatal_cells, log, death)
+    return list(isolation.isolated(plan, plan(Watch()), SILENCE_S))
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("exits", "exit status 3"),
+        ("crashes", "killed by SIGKILL"),
+        ("hangs", "no report for 8 s"),
+        ("device", "illegal memory access"),
+    ],
+)
+def test_a_rival_that_kills_its_child_costs_only_itself(way: str, reason: str, tmp_path: Path) -> None:
+    outcomes = run_fatal(tmp_path / "log", f"rival {way}")
+    assert [outcome for outcome in outcomes if isinstance(outcome, Failed)] == [Failed("b", f"opponent: {reason}")]
+    finished = {outcome.cell: outcome.rows for outcome in outcomes if isinstance(outcome, Finished)}
+    assert list(finished) == ["a", "b", "c"]
+    assert [finished[name][0]["note"] for name in "abc"] == [None, f"failed: {reason}", None]
+    runs = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert [name for name, _ in runs] == ["a", "b", "b", "c"]
+    assert len({process for _, process in runs}) == 2
+
+
+def test_a_cell_in_which_ours_dies_is_given_up(tmp_path: Path) -> None:
+    outcomes = run_fatal(tmp_path / "log", "ours crashes")
+    assert outcomes == [
+        Finished("a", row_of("a")),
+        Failed("b", "gnnagg: killed by SIGKILL"),
+        Finished("c", row_of("c")),
+    ]
+
+
+def test_a_cell_that_raises_costs_no_child(tmp_path: Path) -> None:
+    outcomes = run_fatal(tmp_path / "log", "ours raises")
+    assert [type(outcome) for outcome in outcomes] == [Finished, Failed, Finished]
+    assert outcomes[1] == Failed("b", "RuntimeError out of luck")
+    assert len({line.split()[1] for line in (tmp_path / "log").read_text().splitlines()}) == 1
+
+
+def plan_that_dies(parent: int, _watch: Watch) -> list[Cell]:
+    if os.getpid() != parent:
+        os._exit(7)
+    return [Cell(name, "group", functools.partial(row_of, name)) for name in "ab"]
+
+
+def test_a_child_that_dies_before_its_cells_fails_them_all() -> None:
+    plan = functools.partial(plan_that_dies, os.getpid())
+    outcomes = list(isolation.isolated(plan, plan(Watch()), SILENCE_S))
+    assert outcomes == [Failed(name, "before any cell: exit status 7") for name in "ab"]
+
+
+def logged_cells(run: suites.Run) -> list[Cell]:
+    """Cells that note that they ran; the second one fails while the file `broken` is there."""
+    folder = run.options.root
+
+    def measure(name: str) -> list[results.Row]:
+        with (folder / "log").open("a") as stream:
+            stream.write(name)
+        if name == "b" and (folder / "broken").exists():
+            os._exit(1)
+        return row_of(name)
+
+    return [Cell(name, f"group {name}", functools.partial(measure, name)) for name in run.graph_names("abc")]
+
+
+def no_targets(rows: list[results.Row]) -> list[results.Target]:
+    return []
+
+
+def test_resume_measures_what_the_same_commit_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suites.Suite(logged_cells, no_targets)
+    log, broken = tmp_path / "log", tmp_path / "broken"
+
+    def run(*arguments: str) -> dict[str, Any]:
+        log.write_text("")
+        options = suites.argument_parser("").parse_args(
+            ["--out", str(tmp_path), "--root", str(tmp_path), "--device", "cpu", *arguments]
+        )
+        path = suites.run_suite("trial_suite", suite, options)
+        assert path is not None
+        document: dict[str, Any] = json.loads(path.read_text())
+        results.validate(document)
+        return document
+
+    monkeypatch.setenv("GNNAGG_COMMIT", "first")
+    broken.touch()
+    document = run("--only", "a,b")
+    assert log.read_text() == "ab"
+    assert document["meta"]["cells"] == ["a"] and not document["meta"]["complete"]
+    assert document["meta"]["failed"] == [{"cell": "b", "reason": "exit status 1"}]
+    assert document["meta"]["commit"] == "first"
+
+    broken.unlink()
+    document = run("--resume")
+    assert log.read_text() == "bc"
+    assert document["meta"]["cells"] == ["a", "b", "c"] and document["meta"]["complete"]
+    assert document["meta"]["failed"] == []
+    assert [row["graph"] for row in document["rows"]] == ["a", "b", "c"]
+
+    assert run("--resume", "--in-process")["rows"] == document["rows"] and log.read_text() == ""
+    monkeypatch.setenv("GNNAGG_COMMIT", "second")
+    assert run("--resume", "--in-process")["meta"]["commit"] == "second"
+    assert log.read_text() == "abc"
+
+
+def test_rows_are_in_the_file_before_the_next_cell_begins(tmp_path: Path) -> None:
+    seen = []
+
+    def cells(run: suites.Run) -> list[Cell]:
+        def measure(name: str) -> list[results.Row]:
+            path = tmp_path / "cpu" / "trial_suite.json"
+            seen.append(len(json.loads(path.read_text())["rows"]) if path.exists() else 0)
+            return row_of(name)
+
+        return [Cell(name, name, functools.partial(measure, name)) for name in "abc"]
+
+    arguments = ["--out", str(tmp_path), "--device", "cpu", "--in-process"]
+    suites.run_suite("trial_suite", suites.Suite(cells, no_targets), suites.argument_parser("").parse_args(arguments))
+    assert seen == [0, 1, 2]
+
+
+def test_a_left_out_rival_has_a_row_that_says_why() -> None:
+    case = small_case()
+    watch = Watch({"cell": {"scaled": "failed: killed by SIGSEGV"}}, "cell")
+    settings = Settings(device=CPU, repeat=1, quick=True, watch=watch)
+    rows = harness.run_case(case, Reference(), [Scaled(), OneRowWrong()], settings)
+    assert [row["opponent_verdict"] for row in rows] == ["failed: killed by SIGSEGV", "wrong"]
+    assert rows[0]["time_ms"] is not None and rows[0]["ratio"] is None
+
+
+def test_cells_of_a_suite_have_names_of_their_own() -> None:
+    options = suites.argument_parser("").parse_args(["--device", "cpu", "--root", "nowhere"])
+    for name, suite in bench_aggregate.SUITES.items():
+        cells = suite.plan(options)(Watch())
+        assert cells, name
+        assert len({cell.name for cell in cells}) == len(cells), name
+
+
+def test_filters_choose_cells() -> None:
+    options = suites.argument_parser("").parse_args(
+        ["--device", "cpu", "--only", "reddit,hub", "--dtypes", "bf16", "--widths", "64,128"]
+    )
+    cells = bench_aggregate.SUITES["sum"].plan(options)(Watch())
+    assert [cell.name for cell in cells] == [f"sum {g} F={f} bf16 fwd" for g in ("reddit", "hub") for f in (64, 128)]
+    assert {cell.group for cell in cells} == {"reddit bf16", "hub bf16"}
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
 def test_plots_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks import plot
 
     case = small_case()
     measured = harness.measure([Reference(), Scaled()], case, SETTINGS)
-    rows = harness.cell_rows(case, measured[0], measured[1:], mode="cpu")
+    rows = harness.case_rows(case, measured[0], measured[1:], mode="cpu")
     path = results.write_results("trial", results.metadata(CPU), rows, tmp_path, CPU)
     assert [written.suffix for written in plot.plot_file(path)] == [".png", ".png"]

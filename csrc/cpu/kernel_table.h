@@ -6,6 +6,7 @@
 #include "cpu/extremum_backward_kernel.h"
 #include "cpu/extremum_kernel.h"
 #include "cpu/multi_kernel.h"
+#include "cpu/propagate_kernel.h"
 
 // One row per FeatureType, one column per IndexType.
 #define GNNAGG_ALL_TYPES(kernel)                                                                          \
@@ -18,9 +19,9 @@
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
-constexpr Kernels kTable = {GNNAGG_ALL_TYPES(sum_spans),         GNNAGG_ALL_TYPES(sum_combine),
-                            GNNAGG_ALL_TYPES(extremum_spans),    GNNAGG_ALL_TYPES(extremum_combine),
-                            GNNAGG_ALL_TYPES(extremum_backward), GNNAGG_ALL_TYPES(multi_piece),
-                            GNNAGG_ALL_TYPES(edge_dot_spans)};
+constexpr Kernels kTable = {
+    GNNAGG_ALL_TYPES(sum_spans),        GNNAGG_ALL_TYPES(sum_combine),       GNNAGG_ALL_TYPES(extremum_spans),
+    GNNAGG_ALL_TYPES(extremum_combine), GNNAGG_ALL_TYPES(extremum_backward), GNNAGG_ALL_TYPES(multi_piece),
+    GNNAGG_ALL_TYPES(edge_dot_spans),   GNNAGG_ALL_TYPES(hop_spans),         GNNAGG_ALL_TYPES(hop_combine)};
 
 }  // namespace gnnagg::cpu::GNNAGG_LEVEL

@@ -76,6 +76,13 @@ struct EdgeDotArgs {
   int64_t batch, num_src, width, heads;
 };
 
+// One hop: sum.x is h, sum.out the next one. One batch, one head, no scales.
+struct PropagateArgs {
+  SumArgs sum;
+  const void* x0;  // [R, F], or null without teleport
+  double teleport;
+};
+
 struct Kernels {
   // Items [begin, end) of B * K (batch-major): whole rows to out, pieces of split rows to partials.
   using SumSpans = void (*)(const SumArgs&, int64_t begin, int64_t end);
@@ -91,6 +98,8 @@ struct Kernels {
                               int64_t begin, int64_t end, const MultiFields& fields);
   // Spans [begin, end) of K.
   using EdgeDotSpans = void (*)(const EdgeDotArgs&, int64_t begin, int64_t end);
+  // Spans, or split rows, [begin, end).
+  using Hop = void (*)(const PropagateArgs&, int64_t begin, int64_t end);
 
   SumSpans sum_spans[kNumFeatureTypes][kNumIndexTypes];
   SumCombine sum_combine[kNumFeatureTypes][kNumIndexTypes];
@@ -99,6 +108,8 @@ struct Kernels {
   ExtremumBackward extremum_backward[kNumFeatureTypes][kNumIndexTypes];
   MultiPiece multi_piece[kNumFeatureTypes][kNumIndexTypes];
   EdgeDotSpans edge_dot_spans[kNumFeatureTypes][kNumIndexTypes];
+  Hop hop_spans[kNumFeatureTypes][kNumIndexTypes];
+  Hop hop_combine[kNumFeatureTypes][kNumIndexTypes];
 };
 
 // Instruction sets in ascending order.

@@ -64,5 +64,47 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_mul
     OptionalTensor t_rowptr, OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
     OptionalTensor t_splits);
 Tensor edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor col, Tensor spans, OptionalTensor perm, int64_t heads);
+Tensor dropout_mask(Tensor seed, int64_t num_edges, int64_t heads, double p);
+Tensor edge_softmax(Tensor score, Tensor rowptr, Tensor spans, Tensor splits, OptionalTensor perm);
+Tensor edge_softmax_backward(Tensor grad, Tensor alpha, Tensor rowptr, Tensor spans, Tensor splits,
+                             OptionalTensor perm);
+std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention(Tensor z, Tensor a_src, OptionalTensor a_dst,
+                                                         OptionalTensor edge_score, Tensor rowptr, Tensor col,
+                                                         Tensor spans, Tensor splits, OptionalTensor perm,
+                                                         OptionalTensor seed, double negative_slope, double dropout,
+                                                         bool with_positive, OptionalTensor t_rowptr,
+                                                         OptionalTensor t_col, OptionalTensor t_slot,
+                                                         OptionalTensor t_spans, OptionalTensor t_splits);
+std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
+    Tensor grad, Tensor z, Tensor a_src, OptionalTensor a_dst, OptionalTensor edge_score, Tensor out, Tensor lse,
+    Tensor positive_out, Tensor positive_alpha, Tensor rowptr, Tensor col, Tensor spans, Tensor splits,
+    OptionalTensor perm, Tensor t_rowptr, Tensor t_col, Tensor t_slot, Tensor t_spans, Tensor t_splits,
+    OptionalTensor seed, double negative_slope, double dropout, bool need_dst, bool need_edge);
+std::tuple<Tensor, Tensor> gatv2_attention(Tensor l, Tensor r, Tensor att, OptionalTensor edge_attr,
+                                           OptionalTensor edge_weight, Tensor rowptr, Tensor col, Tensor spans,
+                                           Tensor splits, OptionalTensor perm, OptionalTensor seed,
+                                           double negative_slope, double dropout, OptionalTensor t_rowptr,
+                                           OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
+                                           OptionalTensor t_splits);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gatv2_attention_backward(
+    Tensor grad, Tensor l, Tensor r, Tensor att, OptionalTensor edge_attr, OptionalTensor edge_weight, Tensor out,
+    Tensor lse, Tensor rowptr, Tensor col, Tensor spans, Tensor splits, OptionalTensor perm, Tensor t_rowptr,
+    Tensor t_col, Tensor t_slot, Tensor t_spans, Tensor t_splits, OptionalTensor seed, double negative_slope,
+    double dropout, bool need_edge);
+std::tuple<Tensor, Tensor, Tensor> dot_attention(Tensor q, Tensor k, Tensor v, OptionalTensor edge_query,
+                                                 OptionalTensor edge_attr, Tensor rowptr, Tensor col, Tensor spans,
+                                                 Tensor splits, OptionalTensor perm, OptionalTensor seed, int64_t heads,
+                                                 double scale, double dropout, OptionalTensor t_rowptr,
+                                                 OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
+                                                 OptionalTensor t_splits);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dot_attention_backward(
+    Tensor grad, Tensor grad_edge_out, Tensor q, Tensor k, Tensor v, OptionalTensor edge_query,
+    OptionalTensor edge_attr, Tensor out, Tensor lse, Tensor edge_out, Tensor rowptr, Tensor col, Tensor spans,
+    Tensor splits, OptionalTensor perm, Tensor t_rowptr, Tensor t_col, Tensor t_slot, Tensor t_spans, Tensor t_splits,
+    OptionalTensor seed, int64_t heads, double scale, double dropout);
+Tensor propagate(Tensor x, OptionalTensor x0, Tensor rowptr, Tensor col, Tensor spans, Tensor splits,
+                 OptionalTensor perm, OptionalTensor weight, int64_t hops, double teleport, bool return_all,
+                 OptionalTensor t_rowptr, OptionalTensor t_col, OptionalTensor t_slot, OptionalTensor t_spans,
+                 OptionalTensor t_splits);
 
 }  // namespace gnnagg::cpu
