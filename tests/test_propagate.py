@@ -162,7 +162,7 @@ def test_same_as_sgconv_and_tagconv() -> None:
     plain, weight = gcn_norm(edges, None, 110, add_self_loops=False, dtype=torch.float64)
     adaptive = pyg.TAGConv(6, 3, K=3).double()
     hops = propagate(x, Graph.from_edge_index(plain, 110), 3, weight=weight, return_all=True)
-    total = sum(linear(hop) for linear, hop in zip(adaptive.linears, hops, strict=True)) + adaptive.bias
+    total = sum(linear(hop) for linear, hop in zip(adaptive.lins, hops, strict=True)) + adaptive.bias
     torch.testing.assert_close(adaptive(x, edges), total, rtol=1e-12, atol=1e-12)
 
 
