@@ -12,7 +12,7 @@ blow up, and a wrong short row is not hidden by a hub's large numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,17 @@ from torch import Tensor
 
 from benchmarks.graphs import GraphData
 
-__all__ = ["TOLERANCE", "Error", "compare", "reference_backward", "reference_forward", "sample_columns"]
+__all__ = [
+    "TOLERANCE",
+    "Error",
+    "compare",
+    "reduce_rows",
+    "reference_backward",
+    "reference_forward",
+    "row_blocks",
+    "sample_columns",
+    "worst",
+]
 
 Op = Literal["sum", "max"]
 
@@ -44,6 +54,12 @@ class Error:
         return self.scaled <= tolerance
 
 
+def worst(errors: Iterable[Error]) -> Error:
+    """The larger of each kind of error."""
+    pairs = [(error.scaled, error.overall) for error in errors]
+    return Error(max(scaled for scaled, _ in pairs), max(overall for _, overall in pairs))
+
+
 def sample_columns(features: int, limit: int = SAMPLED_COLUMNS) -> Tensor:
     """At most `limit` column numbers from first to last, which fall on every position of a vector load."""
     if features <= limit:
@@ -55,8 +71,8 @@ def reference_forward(x: Tensor, graph: GraphData, op: Op) -> Tensor:
     """Sum or maximum over the neighbours in float64; x [N, F] -> [N, F], empty rows 0."""
     wide = x.double()
     out = torch.empty(graph.num_nodes, x.size(1), dtype=torch.float64, device=x.device)
-    for rows, edges in _row_blocks(graph, x.size(1)):
-        out[rows] = _reduce_rows(wide[graph.col[edges]], graph.degree[rows], op)
+    for rows, edges in row_blocks(graph, x.size(1)):
+        out[rows] = reduce_rows(wide[graph.col[edges]], graph.degree[rows], op)
     return out
 
 
@@ -64,16 +80,16 @@ def reference_backward(x: Tensor, grad: Tensor, graph: GraphData, op: Op) -> Ten
     """Gradient of `reference_forward` for grad [N, F] in float64; equal winners of a maximum share it equally."""
     wide, grad = x.double(), grad.double()
     out = torch.zeros_like(wide)
-    for rows, edges in _row_blocks(graph, x.size(1)):
+    for rows, edges in row_blocks(graph, x.size(1)):
         col, row = graph.col[edges], graph.row[edges].long() - rows.start
         share = grad[rows]
         if op == "sum":
             out.index_add_(0, col, share[row])
             continue
         neighbours = wide[col]
-        best = _reduce_rows(neighbours, graph.degree[rows], "max")
+        best = reduce_rows(neighbours, graph.degree[rows], "max")
         wins = (neighbours == best[row]).double()
-        share = share / _reduce_rows(wins, graph.degree[rows], "sum").clamp(min=1)
+        share = share / reduce_rows(wins, graph.degree[rows], "sum").clamp(min=1)
         out.index_add_(0, col, wins.mul_(share[row]))
     return out
 
@@ -106,7 +122,7 @@ def compare(out: Tensor, reference: Tensor, columns: Tensor | None = None, scale
     return Error(scaled, largest_gap / largest if largest else (0.0 if largest_gap == 0 else math.inf))
 
 
-def _row_blocks(graph: GraphData, features: int) -> Iterator[tuple[slice, slice]]:
+def row_blocks(graph: GraphData, features: int) -> Iterator[tuple[slice, slice]]:
     """Pairs (rows, their edges); a block has one row at least, however long that row is."""
     edges_per_block = max(1, BLOCK_VALUES // max(1, features))
     rowptr = graph.rowptr.cpu()
@@ -119,7 +135,7 @@ def _row_blocks(graph: GraphData, features: int) -> Iterator[tuple[slice, slice]
         begin = end
 
 
-def _reduce_rows(values: Tensor, degree: Tensor, op: Op) -> Tensor:
+def reduce_rows(values: Tensor, degree: Tensor, op: Op) -> Tensor:
     """Values [e, F] of consecutive rows with these degrees [r] -> [r, F]; empty rows 0."""
     if values.size(0) == 0:
         return values.new_zeros(degree.numel(), values.size(1))

@@ -88,6 +88,7 @@ POWER_LAWS = {
     "arxiv": PowerLaw(169_343, 2_332_486, 2.6, 13_161),
     "reddit": PowerLaw(232_965, 114_615_892, 2.2, 21_657),
     "products": PowerLaw(2_449_029, 123_718_280, 2.6, 17_481),
+    "computers": PowerLaw(13_752, 491_722, 2.6, 2_992),  # the size of Amazon Computers
 }
 SMALL_EDGES = {"50k": 50_000, "200k": 200_000, "1M": 1_000_000}
 FIVE = ("arxiv", "reddit", "products", "uni4", "hub")

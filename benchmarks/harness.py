@@ -211,6 +211,7 @@ def _measure_on_cuda(contenders: Sequence[Contender], case: Case, settings: Sett
     results = []
     for contender in contenders:
         settings.watch.starts(contender.name, rival=contender.rival)
+        timing.release_memory()  # a contender that needs all of it may follow one that left it in pieces
         with contender.scope():
             result, call = _checked(contender, case)
             if call is not None:
@@ -220,7 +221,7 @@ def _measure_on_cuda(contenders: Sequence[Contender], case: Case, settings: Sett
                 except Exception as error:
                     raise_if_device_lost()
                     result.verdict = _verdict(error)
-        del call
+        call = None
         contender.release()
         raise_if_device_lost()
         results.append(result)
@@ -230,6 +231,8 @@ def _measure_on_cuda(contenders: Sequence[Contender], case: Case, settings: Sett
 def _cuda_time(call: Call, x: Tensor, settings: Settings) -> float:
     if settings.timer == "graph":
         return timing.replayed_time(functools.partial(call, x))
+    if settings.timer in ("stream", "synchronised"):
+        return timing.wall_time(functools.partial(call, x), synchronised=settings.timer == "synchronised")
     return statistics.median(timing.cuda_times(call, x, settings.cache, settings.repeat, settings.budget_ms))
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "short_reason",
 ]
 
+SECONDS_TO_START = 120.0  # a process, torch and the plan
 SECONDS_TO_DIE = 20.0
 MOST_RIVALS_LEFT_OUT = 2  # of one cell: each costs a child, and one that hangs costs the whole silence
 LONGEST_REASON = 160  # characters
@@ -157,10 +158,12 @@ def _child_outcomes(job: _Job, silence_s: float, state: _State) -> Iterator[Fini
     process.start()
     theirs.close()  # so that the child's death is the end of the pipe
     try:
+        patience_s = max(SECONDS_TO_START, silence_s)
         while True:
-            if not ours.poll(silence_s):
-                state.death = f"no report for {silence_s:g} s"
+            if not ours.poll(patience_s):
+                state.death = f"no report for {patience_s:g} s"
                 return
+            patience_s = silence_s
             kind, *content = ours.recv()
             if kind == "starts":
                 state.cell, state.contender, state.rival = content
@@ -213,6 +216,7 @@ class _PipeWatch(Watch):
 
 def _child(connection: Connection, job: _Job) -> None:
     watch = _PipeWatch(job.left_out, connection=connection)
+    watch.send("starts", "", None, False)
     wanted = set(job.names)
     for cell in job.plan(watch):
         if cell.name not in wanted:

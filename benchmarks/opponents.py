@@ -33,6 +33,9 @@ __all__ = [
 
 # A row of this many edges is reduced by one thread per feature in torch.segment_reduce: seconds per call.
 LONGEST_SERIAL_ROW = 1_000_000
+# cuSPARSE's ALG3 makes illegal accesses on rows of a million edges (seen on the hub graph, every width and dtype): they
+# end the process, so the contender is refused before it starts.
+LONGEST_ALG3_ROW = 1_000_000
 # Opponents that gather x[col] hold [E, F]; beyond this many bytes they are left out.
 LARGEST_MESSAGES = 20 << 30
 
@@ -112,6 +115,8 @@ class CusparseCached(AggregateContender):
         return self._result == "accurate" or case.dtype in (torch.float16, torch.bfloat16)
 
     def prepare(self, case: AggregateCase) -> None:
+        if self._algorithm == "ALG3" and case.graph.max_degree >= LONGEST_ALG3_ROW:
+            raise RuntimeError(f"ALG3 makes illegal accesses on rows of {LONGEST_ALG3_ROW:,} edges and more")
         half = case.dtype in (torch.float16, torch.bfloat16)
         result_dtype = torch.float32 if half and self._result == "accurate" else case.dtype
         graph = case.graph

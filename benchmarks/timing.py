@@ -1,8 +1,9 @@
 """How long one call takes and how much memory it needs.
 
-CUDA: events around each call, or the share of one call in a replayed CUDA graph of many. With events, the stream is
-first kept busy for as long as the host needs to enqueue all timed calls (the *head start*), so that a time is the
-device's work and not the host's. CPU: wall clock, in rounds that alternate between the calls to be compared, so that a
+CUDA, by `timer`: `events` around each call, `graph` for the share of one call in a replayed CUDA graph of many. With
+events, the stream is first kept busy for as long as the host needs to enqueue all timed calls (the *head start*), so
+that a time is the device's work and not the host's. `stream` and `synchronised` are wall clock and include the host:
+calls enqueued one after the other, or each waited for. CPU: wall clock, in rounds that alternate between the calls to be compared, so that a
 busy neighbour disturbs all of them.
 
 `cache` says what the L2 holds before a call: `warm` (whatever the last call left, as in a model whose previous layer
@@ -30,10 +31,11 @@ __all__ = [
     "keep_device_busy",
     "release_memory",
     "replayed_time",
+    "wall_time",
 ]
 
 Cache = Literal["warm", "flush", "rotate"]
-Timer = Literal["events", "graph"]
+Timer = Literal["events", "graph", "stream", "synchronised"]
 Call = Callable[[Tensor], object]
 
 FLUSH_BYTES = 256 << 20  # four times the L2 of an H200
@@ -90,6 +92,23 @@ def cuda_times(call: Call, x: Tensor, cache: Cache, repeat: int | None, budget_m
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in marks]
+
+
+def wall_time(call: Callable[[], object], *, synchronised: bool, calls: int = 50, rounds: int = 9) -> float:
+    """Milliseconds per call by the wall clock, the median over rounds of `calls` calls; waits after each, or at the end."""
+
+    def one_round() -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+            if synchronised:
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * 1e3 / calls
+
+    one_round()
+    return statistics.median(one_round() for _ in range(rounds))
 
 
 def cpu_times(

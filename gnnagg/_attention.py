@@ -37,8 +37,8 @@ def as_heads(name: str, arg: str, value: Any, rows: Rows, graph: Graph) -> Tenso
     if tensor.dtype not in FEATURE_DTYPES:
         expected = ", ".join(_name_of(dtype) for dtype in FEATURE_DTYPES)
         raise TypeError(f"{name}: {arg} must be one of {expected}, got {_name_of(tensor.dtype)}")
-    count = getattr(graph, rows)
-    if tensor.dim() != 3 or tensor.size(0) != count or tensor.size(1) < 1 or tensor.size(2) < 1:
+    count, shape = getattr(graph, rows), tensor.shape
+    if len(shape) != 3 or shape[0] != count or shape[1] < 1 or shape[2] < 1:
         raise ValueError(
             f"{name}: {arg} must be [{rows}, H, C] with {rows} = {count} and H, C >= 1, got {list(tensor.shape)}"
         )
@@ -48,12 +48,13 @@ def as_heads(name: str, arg: str, value: Any, rows: Rows, graph: Graph) -> Tenso
 def as_scores(name: str, arg: str, value: Any, rows: Rows, heads: int, dtype: torch.dtype, graph: Graph) -> Tensor:
     """``value [rows, H]`` of any floating dtype, contiguous and in ``dtype``; a cast that gradients pass through."""
     tensor = _as_tensor(name, arg, value, graph)
-    if not tensor.dtype.is_floating_point:
-        raise TypeError(f"{name}: {arg} must be floating point, got {_name_of(tensor.dtype)}")
+    given = tensor.dtype
+    if given != dtype and not given.is_floating_point:
+        raise TypeError(f"{name}: {arg} must be floating point, got {_name_of(given)}")
     count = getattr(graph, rows)
-    if tensor.dim() != 2 or tensor.size(0) != count or tensor.size(1) != heads:
+    if tensor.shape != (count, heads):
         raise ValueError(f"{name}: {arg} must be [{rows}, H] = [{count}, {heads}], got {list(tensor.shape)}")
-    return tensor.to(dtype).contiguous()
+    return (tensor if given == dtype else tensor.to(dtype)).contiguous()
 
 
 def check_dropout(name: str, dropout: Any) -> float:

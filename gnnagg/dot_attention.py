@@ -129,7 +129,7 @@ def dot_attention(
     edge_query = None
     if matrix is not None:
         matrix = matrix.view(heads, channels, -1)
-        edge_query = _project("nhc,hcd->nhd", query.view(-1, heads, channels).to(wide), matrix).contiguous()
+        edge_query = _project(query.view(-1, heads, channels).to(wide), matrix).contiguous()
     if attr is not None and matrix is not None and composed(attr, graph):
         alpha = edge_softmax(_scores(query, key, edge_query, attr, graph, heads, scale), graph)
         mask = dropped_edges(drawn, graph, heads, dropout, alpha.dtype)
@@ -137,7 +137,7 @@ def dot_attention(
         by_slot = weight if graph.perm is None else weight.index_select(0, graph.perm)  # as the edge view counts edges
         edges = sum_rows(attr.to(wide).repeat(1, heads), graph.edge_view(), by_slot).view(graph.num_dst, heads, -1)
         summed = sum_rows(value, graph, weight, acc_out=True).view(-1, heads, channels)
-        composed_out: Tensor = (summed + _project("nhd,hcd->nhc", edges, matrix)).to(query.dtype)
+        composed_out: Tensor = (summed + _project(edges, matrix.transpose(1, 2))).to(query.dtype)
         return (composed_out, alpha) if return_alpha else composed_out
     traced = being_traced()
     schedule = graph.csr.schedule(row_bytes(query), ATTENTION_GRADIENT_THREADS)
@@ -161,16 +161,18 @@ def dot_attention(
     )
     out: Tensor = rows.view(-1, heads, channels)
     if matrix is not None:
-        out = (out.to(wide) + _project("nhd,hcd->nhc", edge_out, matrix)).to(query.dtype)
+        out = (out.to(wide) + _project(edge_out, matrix.transpose(1, 2))).to(query.dtype)
     if not return_alpha:
         return out
     return out, edge_softmax(_scores(query, key, edge_query, attr, graph, heads, scale), graph)
 
 
-def _project(formula: str, rows: Tensor, matrix: Tensor) -> Tensor:
-    """einsum in the dtype of its operands, under autocast too."""
-    with torch.autocast(rows.device.type, enabled=False):
-        return torch.einsum(formula, rows, matrix)
+def _project(rows: Tensor, matrices: Tensor) -> Tensor:
+    """``rows [N, H, K]`` times ``matrices [H, K, M]`` head by head, in their dtype under autocast too."""
+    if torch.is_autocast_enabled(rows.device.type):
+        with torch.autocast(rows.device.type, enabled=False):
+            return _project(rows, matrices)
+    return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1)
 
 
 def _scores(

@@ -277,7 +277,7 @@ def test_cpu_suite_writes_a_valid_file(tmp_path: Path) -> None:
 
 # --- children that die ------------------------------------------------------------------------------------------------
 
-SILENCE_S = 8.0  # a child needs some seconds to import torch
+SILENCE_S = 4.0
 
 
 def row_of(cell: str, rivals: str = "") -> list[results.Row]:
@@ -326,7 +326,7 @@ def run_fatal(log: Path, death: str) -> list[Finished | Failed]:
     [
         ("exits", "exit status 3"),
         ("crashes", "killed by SIGKILL"),
-        ("hangs", "no report for 8 s"),
+        ("hangs", "no report for 4 s"),
         ("device", "illegal memory access"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,6 +129,17 @@ def test_no_edge_features_add_nothing() -> None:
     attr, matrix = torch.zeros(1300, 0, device=DEVICE), torch.zeros(15, 0, device=DEVICE)
     out = dot_attention(**arguments, edge_attr=attr, edge_weight_matrix=matrix)
     assert_same_bits(out, dot_attention(**arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["power_law", "bipartite", "gaps", "no_edges"])
+def test_put_together_from_other_ops(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA with edge features."""
+    monkeypatch.setattr(sys.modules["gnnagg.dot_attention"], "composed", lambda attr, graph: attr is not None)
+    check(dot_attention, dot(GRAPHS[name].graph(DEVICE), (3, 5), dtype, edge_dim=3, dropout=0.4, seed=7))
+    arguments = dot(GRAPHS["loops"].graph(DEVICE, self_loops="remove_add"), (3, 5), dtype, edge_dim=3)
+    check(dot_attention, arguments)
+    assert_same_bits(dot_attention(**arguments, return_alpha=True)[0], dot_attention(**arguments))
 
 
 # --- special scores --------------------------------------------------------------------------------------------------

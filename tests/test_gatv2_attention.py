@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,6 +130,17 @@ def test_no_edge_features_add_nothing() -> None:
     attr, matrix = torch.zeros(1300, 0, device=DEVICE), torch.zeros(15, 0, device=DEVICE)
     out = gatv2_attention(**arguments, edge_attr=attr, edge_weight_matrix=matrix)
     assert_same_bits(out, gatv2_attention(**arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["power_law", "bipartite", "gaps", "no_edges"])
+def test_put_together_from_other_ops(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA with edge features."""
+    monkeypatch.setattr(sys.modules["gnnagg.gatv2_attention"], "composed", lambda attr, graph: attr is not None)
+    check(gatv2_attention, gatv2(GRAPHS[name].graph(DEVICE), (3, 5), dtype, edge_dim=3, dropout=0.4, seed=7))
+    arguments = gatv2(GRAPHS["loops"].graph(DEVICE, self_loops="remove_add"), (3, 5), dtype, edge_dim=3)
+    check(gatv2_attention, arguments)
+    assert_same_bits(gatv2_attention(**arguments, return_alpha=True)[0], gatv2_attention(**arguments))
 
 
 # --- special scores --------------------------------------------------------------------------------------------------

@@ -28,6 +28,26 @@ struct GatShape {
   }
 };
 
+// One allocation for what the phases of a call leave to each other, handed out piece by piece.
+class Scratch {
+ public:
+  Scratch(const Tensor& like, ScalarType type, int64_t count)
+      : memory_(bridge::empty_like_device(like, {count}, type)),
+        next_(static_cast<char*>(memory_.mutable_data_ptr())),
+        element_(element_bytes(type)) {}
+
+  void* take(int64_t count) {
+    void* taken = next_;
+    next_ += count * element_;
+    return taken;
+  }
+
+ private:
+  Tensor memory_;
+  char* next_;
+  int64_t element_;
+};
+
 int64_t bytes_of(const GatShape& shape, int64_t rows) { return rows * shape.width * element_bytes(shape.type); }
 
 }  // namespace
@@ -64,10 +84,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention(Tensor z, Tensor a_src,
   Tensor positive_out = make(with_positive, width, shape.type);
   Tensor positive_alpha = make(with_positive, heads, shape.acc);
   if (num_rows == 0) return {out, lse, positive_out, positive_alpha};
-  const int64_t places = 2 * num_spans;
-  Tensor partials = bridge::empty_like_device(z, {places, width}, shape.acc);
-  Tensor positive_partials = bridge::empty_like_device(z, {with_positive ? places : 0, width}, shape.acc);
-  Tensor partial_state = bridge::empty_like_device(z, {places, kFieldsOfPiece, heads}, shape.acc);
+  const int64_t places = 2 * num_spans, features = places * width;
+  Scratch scratch(z, shape.acc, (with_positive ? 2 : 1) * features + places * kFieldsOfPiece * heads);
   args.z = z.const_data_ptr();
   args.a_src = a_src.const_data_ptr();
   args.a_dst = bridge::read_pointer<void>(a_dst);
@@ -77,9 +95,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention(Tensor z, Tensor a_src,
   args.lse = lse.mutable_data_ptr();
   args.positive_out = with_positive ? positive_out.mutable_data_ptr() : nullptr;
   args.positive_alpha = with_positive ? positive_alpha.mutable_data_ptr() : nullptr;
-  args.partials = partials.mutable_data_ptr();
-  args.positive_partials = with_positive ? positive_partials.mutable_data_ptr() : nullptr;
-  args.partial_state = partial_state.mutable_data_ptr();
+  args.partials = scratch.take(features);
+  args.positive_partials = with_positive ? scratch.take(features) : nullptr;
+  args.partial_state = scratch.take(places * kFieldsOfPiece * heads);
   args.num_src = shape.num_src;
   args.num_edges = shape.num_edges;
   args.width = width;
@@ -133,7 +151,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
                            : bridge::empty_like_device(z, {0}, shape.acc);
   const bool sums_dst = need_dst && !has_positive;
   Tensor by_slot = bridge::empty_like_device(z, {sums_dst && !need_edge ? shape.num_edges : 0, heads}, shape.acc);
-  Tensor record = bridge::empty_like_device(z, {num_rows, kFieldsOfRecord, heads}, shape.acc);
+  const int64_t places = 2 * args.csr.num_spans, num_splits = count_split_rows(t_splits);
+  const int64_t row_places = sums_dst ? 2 * csr.num_spans : 0;
+  Scratch scratch(z, shape.acc, num_rows * kFieldsOfRecord * heads + places * (width + heads) + row_places * heads);
+  void* record = scratch.take(num_rows * kFieldsOfRecord * heads);
   const FeatureType t = feature_type(shape.type), acc_type = feature_type(shape.acc);
   const IndexType i = index_type(shape.index);
   const AttentionKernels& table = attention_kernels();
@@ -144,7 +165,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
                                   bridge::read_pointer<void>(a_dst),
                                   has_positive ? positive_out.const_data_ptr() : nullptr,
                                   has_positive ? positive_alpha.const_data_ptr() : nullptr,
-                                  record.mutable_data_ptr(),
+                                  record,
                                   need_dst ? da_dst.mutable_data_ptr() : nullptr,
                                   num_rows,
                                   width,
@@ -153,21 +174,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
   bridge::parallel_items(num_rows, kRowsPerTurn, bytes_of(shape, 2 * num_rows),
                          [&](int64_t begin, int64_t end) { table.gat_prepare[t](prepare, begin, end); });
 
-  const int64_t places = 2 * args.csr.num_spans, num_splits = count_split_rows(t_splits);
-  Tensor partials = bridge::empty_like_device(z, {places, width}, shape.acc);
-  Tensor partial_scores = bridge::empty_like_device(z, {places, heads}, shape.acc);
   args.slot = t_slot.const_data_ptr();
   args.perm = bridge::read_pointer<void>(perm);
   args.grad = grad.const_data_ptr();
   args.z = z.const_data_ptr();
   args.a_src = a_src.const_data_ptr();
   args.edge_score = bridge::read_pointer<void>(edge_score);
-  args.record = record.const_data_ptr();
+  args.record = record;
   args.dz = dz.mutable_data_ptr();
   args.da_src = da_src.mutable_data_ptr();
   args.ds = need_edge ? dedge.mutable_data_ptr() : (sums_dst ? by_slot.mutable_data_ptr() : nullptr);
-  args.partials = partials.mutable_data_ptr();
-  args.partial_scores = partial_scores.mutable_data_ptr();
+  args.partials = scratch.take(places * width);
+  args.partial_scores = scratch.take(places * heads);
   args.num_dst = num_rows;
   args.num_edges = shape.num_edges;
   args.width = width;
@@ -183,12 +201,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
   if (need_edge) clear_removed_edges(rowptr, perm, shape.num_edges, dedge);
   if (!sums_dst || num_rows == 0) return {dz, da_src, da_dst, dedge};
 
-  Tensor row_partials = bridge::empty_like_device(z, {2 * csr.num_spans, heads}, shape.acc);
   const ScoreSumArgs sum = {csr,
                             args.ds,
                             need_edge ? bridge::read_pointer<void>(perm) : nullptr,
                             da_dst.mutable_data_ptr(),
-                            row_partials.mutable_data_ptr(),
+                            scratch.take(row_places * heads),
                             shape.num_edges,
                             heads};
   const int64_t score_bytes = shape.num_edges * heads * element_bytes(shape.acc);

@@ -88,20 +88,6 @@ GNNAGG_INLINE Acc sum_of_slots(const Acc* a) {
 }
 
 template <typename Acc>
-GNNAGG_INLINE Acc dot_of_slots(const Acc* a, const Acc* b) {
-  Vector<Acc> part[kLaneVectors<Acc>];
-  for_each_slot_vector<Acc>([&](int at) { part[at / kLanesOf<Acc>] = product(load(a + at), load(b + at)); });
-  return fold_lane_vectors<Acc>(part);
-}
-
-// to[s] += factor * from[s].
-template <typename Acc>
-GNNAGG_INLINE void add_to_slots(Acc* to, Acc factor, const Acc* from) {
-  for_each_slot_vector<Acc>(
-      [&](int at) { store(to + at, load(to + at) + product(broadcast<Acc>(factor), load(from + at))); });
-}
-
-template <typename Acc>
 GNNAGG_INLINE Acc greatest_lane(Vector<Acc> value) {
 #pragma GCC unroll 8
   for (int half = kLanesOf<Acc> / 2; half > 0; half /= 2) {
@@ -570,7 +556,7 @@ void combine_sums(const ScoreArgs& args, const SummedRows& rows, int64_t begin, 
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
-// D[h] = <grad, out> of a row, to which `edges` adds what edge features contribute; both padded rows.
+// <a, b> of `count` numbers of padded rows, a multiple of kScoreLanes.
 template <typename Acc>
 GNNAGG_INLINE Acc padded_dot(const Acc* a, const Acc* b, int64_t count) {
   Vector<Acc> part[kLaneVectors<Acc>] = {};
