@@ -3,8 +3,8 @@
 CUDA, by `timer`: `events` around each call, `graph` for the share of one call in a replayed CUDA graph of many. With
 events, the stream is first kept busy for as long as the host needs to enqueue all timed calls (the *head start*), so
 that a time is the device's work and not the host's. `stream` and `synchronised` are wall clock and include the host:
-calls enqueued one after the other, or each waited for. CPU: wall clock, in rounds that alternate between the calls to be compared, so that a
-busy neighbour disturbs all of them.
+calls enqueued one after the other, or each waited for. CPU: wall clock, in rounds that alternate between the calls to
+be compared, so that a busy neighbour disturbs all of them.
 
 `cache` says what the L2 holds before a call: `warm` (whatever the last call left, as in a model whose previous layer
 just wrote x), `flush` (a large buffer was written in between) or `rotate` (each call takes the next of several copies
@@ -95,7 +95,10 @@ def cuda_times(call: Call, x: Tensor, cache: Cache, repeat: int | None, budget_m
 
 
 def wall_time(call: Callable[[], object], *, synchronised: bool, calls: int = 50, rounds: int = 9) -> float:
-    """Milliseconds per call by the wall clock, the median over rounds of `calls` calls; waits after each, or at the end."""
+    """Milliseconds per call by the wall clock, the median over rounds of `calls` calls.
+
+    Waits after each call, or at the end.
+    """
 
     def one_round() -> float:
         torch.cuda.synchronize()
