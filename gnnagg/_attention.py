@@ -9,9 +9,20 @@ from torch import Tensor
 
 from ._operands import FEATURE_DTYPES
 from .aggregate import sum_rows
+from .dropout_mask import dropout_mask
 from .graph import Graph
 
-__all__ = ["as_heads", "as_scores", "as_seed", "check_dropout", "check_graph", "edge_gather"]
+__all__ = [
+    "as_heads",
+    "as_matrix",
+    "as_number",
+    "as_scores",
+    "as_seed",
+    "check_dropout",
+    "check_graph",
+    "dropped_edges",
+    "edge_gather",
+]
 
 Rows = Literal["num_src", "num_dst", "num_edges"]
 _SEED_LOW, _SEED_HIGH = -(2**63), 2**63 - 1
@@ -57,6 +68,34 @@ def as_scores(name: str, arg: str, value: Any, rows: Rows, heads: int, dtype: to
     return (tensor if given == dtype else tensor.to(dtype)).contiguous()
 
 
+def as_number(name: str, arg: str, value: Any) -> float:
+    """``value`` as a float; TypeError where it is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"{name}: {arg} must be a float, got {type(value).__name__}")
+    return float(value)
+
+
+def as_matrix(name: str, arg: str, value: Any, rows: int, cols: int, what: str, dtype: torch.dtype) -> Tensor:
+    """``value [rows, cols]`` of any floating dtype, contiguous and in ``dtype``; a cast that gradients pass through.
+
+    Args:
+        name: the function that was called, for messages.
+        arg: the argument, for messages.
+        value: what the caller gave.
+        rows: size of dimension 0.
+        cols: size of dimension 1.
+        what: the shape in letters, for messages.
+        dtype: accumulate dtype of the features.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: {arg} must be a torch.Tensor, got {type(value).__name__}")
+    if not value.dtype.is_floating_point:
+        raise TypeError(f"{name}: {arg} must be floating point, got {value.dtype}")
+    if value.dim() != 2 or value.size(0) != rows or value.size(1) != cols:
+        raise ValueError(f"{name}: {arg} must be {what} = [{rows}, {cols}], got {list(value.shape)}")
+    return value.to(dtype).contiguous()
+
+
 def check_dropout(name: str, dropout: Any) -> float:
     """``dropout`` as a float in [0, 1]."""
     if isinstance(dropout, bool) or not isinstance(dropout, int | float | torch.SymFloat):
@@ -92,6 +131,14 @@ def as_seed(name: str, seed: Any, dropout: float, device: torch.device) -> Tenso
     if not _SEED_LOW <= seed <= _SEED_HIGH:
         raise ValueError(f"{name}: seed must be in [-2**63, 2**63), got {seed}")
     return torch.full((1,), int(seed), dtype=torch.int64, device=device) if dropout > 0.0 else None
+
+
+def dropped_edges(seed: Tensor | None, graph: Graph, heads: int, dropout: float, dtype: torch.dtype) -> Tensor | None:
+    """Multiplier ``[num_edges, heads]`` of the attention weights in ``dtype``; None where nothing is dropped."""
+    if seed is None:
+        return None
+    kept = dropout_mask(seed, graph.num_edges, heads, dropout) > 0
+    return kept.to(dtype) * (1.0 / (1.0 - dropout) if dropout < 1.0 else 0.0)
 
 
 def edge_gather(x: Tensor, graph: Graph, end: Literal["source", "target"]) -> Tensor:

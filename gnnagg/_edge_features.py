@@ -1,45 +1,16 @@
-"""Arguments of gatv2_attention and dot_attention: numbers, parameters, and edge features with their projection."""
+"""Edge features of gatv2_attention and dot_attention, with their projection."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ._attention import as_matrix
 from ._operands import accumulate_dtype
-from .dropout_mask import dropout_mask
 from .graph import Graph
 
-__all__ = ["as_edge_features", "as_matrix", "as_number", "composed", "dropped_edges"]
-
-
-def as_number(name: str, arg: str, value: Any) -> float:
-    """``value`` as a float; TypeError where it is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
-        raise TypeError(f"{name}: {arg} must be a float, got {type(value).__name__}")
-    return float(value)
-
-
-def as_matrix(name: str, arg: str, value: Any, rows: int, cols: int, what: str, dtype: torch.dtype) -> Tensor:
-    """``value [rows, cols]`` of any floating dtype, contiguous and in ``dtype``; a cast that gradients pass through.
-
-    Args:
-        name: the function that was called, for messages.
-        arg: the argument, for messages.
-        value: what the caller gave.
-        rows: size of dimension 0.
-        cols: size of dimension 1.
-        what: the shape in letters, for messages.
-        dtype: accumulate dtype of the features.
-    """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: {arg} must be a torch.Tensor, got {type(value).__name__}")
-    if not value.dtype.is_floating_point:
-        raise TypeError(f"{name}: {arg} must be floating point, got {value.dtype}")
-    if value.dim() != 2 or value.size(0) != rows or value.size(1) != cols:
-        raise ValueError(f"{name}: {arg} must be {what} = [{rows}, {cols}], got {list(value.shape)}")
-    return value.to(dtype).contiguous()
+__all__ = ["as_edge_features", "composed"]
 
 
 def as_edge_features(
@@ -83,17 +54,10 @@ def as_edge_features(
     return rows.to(features.dtype).contiguous(), matrix
 
 
-def dropped_edges(seed: Tensor | None, graph: Graph, heads: int, dropout: float, dtype: torch.dtype) -> Tensor | None:
-    """Multiplier ``[num_edges, heads]`` of the attention weights in ``dtype``; None where nothing is dropped."""
-    if seed is None:
-        return None
-    kept = dropout_mask(seed, graph.num_edges, heads, dropout) > 0
-    return kept.to(dtype) * (1.0 / (1.0 - dropout) if dropout < 1.0 else 0.0)
-
-
 def composed(attr: Tensor | None, graph: Graph) -> bool:
     """Whether an op is put together from scores, edge_softmax and sums: its CUDA kernels take no edge features.
 
-    That keeps ``[num_edges, H]`` for the backward, and nothing of ``[num_edges, H, C]``.
+    That keeps ``[num_edges, H]`` for the backward, and makes up to 16 features of every edge at a time (gatv2), or the
+    edge features once per head (dot).
     """
     return attr is not None and graph.device.type == "cuda"

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ._csr import Csr
 from .graph import Graph
-from .schedule import Schedule
+from .schedule import ATTENTION_GRADIENT_THREADS, Schedule
 
 __all__ = [
     "TRANSPOSE",
     "accumulate_dtype",
     "as_features",
     "as_weight",
+    "attention_gradient_operands",
     "graph_from_operands",
     "row_bytes",
     "transpose_operands",
@@ -47,6 +48,22 @@ def transpose_operands(graph: Graph, x: Tensor, traced: bool) -> tuple[Tensor | 
     transpose = graph.transpose
     schedule = transpose.schedule(row_bytes(x))
     return transpose.rowptr, transpose.col, graph.transpose_slot(), schedule.spans, schedule.splits
+
+
+def attention_gradient_operands(graph: Graph, x: Tensor, with_edges: bool) -> tuple[Tensor | None, ...]:
+    """rowptr, col, spans, splits, perm, and the transpose's five: what every attention gradient takes in a row.
+
+    Args:
+        graph: plan of the edges.
+        x: features; their row bytes choose the schedules.
+        with_edges: whether edge ids are read; without, perm is None.
+    """
+    csr, transpose, width = graph.csr, graph.transpose, row_bytes(x)
+    schedule = csr.schedule(width, ATTENTION_GRADIENT_THREADS)
+    t_schedule = transpose.schedule(width, ATTENTION_GRADIENT_THREADS)
+    perm = graph.perm if with_edges else None
+    forward = (csr.rowptr, csr.col, schedule.spans, schedule.splits, perm)
+    return *forward, transpose.rowptr, transpose.col, graph.transpose_slot(), t_schedule.spans, t_schedule.splits
 
 
 def graph_from_operands(

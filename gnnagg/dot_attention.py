@@ -14,9 +14,16 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ._attention import as_heads, as_seed, check_dropout, check_graph
-from ._edge_features import as_edge_features, as_number, composed, dropped_edges
-from ._operands import TRANSPOSE, accumulate_dtype, graph_from_operands, row_bytes, transpose_operands
+from ._attention import as_heads, as_number, as_seed, check_dropout, check_graph, dropped_edges
+from ._edge_features import as_edge_features, composed
+from ._operands import (
+    TRANSPOSE,
+    accumulate_dtype,
+    attention_gradient_operands,
+    graph_from_operands,
+    row_bytes,
+    transpose_operands,
+)
 from ._reference_dot import dot_rows
 from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
@@ -98,8 +105,9 @@ def dot_attention(
         ValueError: shape, device or dropout does not fit.
 
     Gradients reach q, k, v, edge_attr and edge_weight_matrix. Sums are kept in float32 (float64 for float64). Forward
-    and backward are deterministic, and hold no tensor per edge but the gradient of edge_attr; second derivatives hold
-    several of ``[num_edges, H, C]``. Runs in the dtype of q under autocast.
+    and backward are deterministic, and hold no tensor per edge but the gradient of edge_attr (on CUDA with edge_attr:
+    scores, ``[num_edges, H]``, and edge features once per head); second derivatives hold several of
+    ``[num_edges, H, C]``. Runs in the dtype of q under autocast.
 
     Example:
         >>> edge_index = torch.tensor([[0, 1, 2], [1, 1, 0]])
@@ -270,10 +278,6 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None, grad_edge_out: Te
         return (None,) * 19
     query, key, value, edge_query, attr, out, lse, edge_out, seed = ctx.saved_tensors
     graph: Graph = ctx.graph
-    transpose = graph.transpose
-    width = row_bytes(query)
-    schedule = graph.csr.schedule(width, ATTENTION_GRADIENT_THREADS)
-    t_schedule = transpose.schedule(width, ATTENTION_GRADIENT_THREADS)
     grads = _call_backward(
         graph,
         torch.zeros_like(out) if grad is None else grad.contiguous(),
@@ -286,16 +290,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None, grad_edge_out: Te
         out,
         lse,
         edge_out,
-        graph.rowptr,
-        graph.col,
-        schedule.spans,
-        schedule.splits,
-        None if attr is None and seed is None else graph.perm,
-        transpose.rowptr,
-        transpose.col,
-        graph.transpose_slot(),
-        t_schedule.spans,
-        t_schedule.splits,
+        *attention_gradient_operands(graph, query, attr is not None or seed is not None),
         seed,
         ctx.heads,
         ctx.scale,

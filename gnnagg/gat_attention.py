@@ -13,14 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._attention import as_heads, as_scores, as_seed, check_dropout, check_graph, edge_gather
-from ._operands import TRANSPOSE, accumulate_dtype, graph_from_operands, row_bytes, transpose_operands
+from ._attention import as_heads, as_number, as_scores, as_seed, check_dropout, check_graph, dropped_edges, edge_gather
+from ._operands import (
+    TRANSPOSE,
+    accumulate_dtype,
+    attention_gradient_operands,
+    graph_from_operands,
+    row_bytes,
+    transpose_operands,
+)
 from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
-from .dropout_mask import dropout_mask
 from .edge_softmax import edge_softmax
 from .graph import Graph
-from .schedule import ATTENTION_GRADIENT_THREADS, ATTENTION_THREADS
+from .schedule import ATTENTION_THREADS
 
 __all__ = ["gat_attention"]
 
@@ -88,7 +94,7 @@ def gat_attention(
         weighs 0; scores that are all -inf, or hold +inf or NaN, give NaN.
 
     Raises:
-        TypeError: an argument is not a floating-point tensor.
+        TypeError: a tensor is not floating point, or negative_slope or dropout is no number.
         ValueError: shape, device or dropout does not fit.
 
     Gradients reach z, a_src, a_dst and edge_score. Scores and sums are kept in float32 (float64 for float64). Forward
@@ -111,7 +117,7 @@ def gat_attention(
         a_dst = as_scores(name, "a_dst", a_dst, "num_dst", heads, wide, graph)
     if edge_score is not None:
         edge_score = as_scores(name, "edge_score", edge_score, "num_edges", heads, wide, graph)
-    dropout = check_dropout(name, dropout)
+    negative_slope, dropout = as_number(name, "negative_slope", negative_slope), check_dropout(name, dropout)
     drawn = as_seed(name, seed, dropout, graph.device)
     traced = being_traced()
     schedule = graph.csr.schedule(row_bytes(features), ATTENTION_THREADS)
@@ -242,10 +248,6 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Any, ..
         return (None,) * 4 + _NO_INPUT_GRADS
     z, a_src, a_dst, edge_score, out, lse, positive_out, positive_alpha, seed = ctx.saved_tensors
     graph: Graph = ctx.graph
-    transpose = graph.transpose
-    width = row_bytes(z)
-    schedule = graph.csr.schedule(width, ATTENTION_GRADIENT_THREADS)
-    t_schedule = transpose.schedule(width, ATTENTION_GRADIENT_THREADS)
     grads = _call_backward(
         graph,
         grad.contiguous(),
@@ -257,16 +259,7 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Any, ..
         lse,
         positive_out,
         positive_alpha,
-        graph.rowptr,
-        graph.col,
-        schedule.spans,
-        schedule.splits,
-        None if edge_score is None and seed is None else graph.perm,
-        transpose.rowptr,
-        transpose.col,
-        graph.transpose_slot(),
-        t_schedule.spans,
-        t_schedule.splits,
+        *attention_gradient_operands(graph, z, edge_score is not None or seed is not None),
         seed,
         ctx.negative_slope,
         ctx.dropout,
@@ -295,7 +288,7 @@ def _backward_of_backward(ctx: Any, *seconds: Tensor | None) -> tuple[Any, ...]:
     grad, z, a_src, a_dst, edge_score, seed = ctx.saved_tensors
     graph: Graph = ctx.graph
     heads, wide, negative_slope = a_src.size(1), a_src.dtype, ctx.negative_slope
-    mask = None if seed is None else dropout_mask(seed, graph.num_edges, heads, ctx.dropout).to(wide)
+    mask = dropped_edges(seed, graph, heads, ctx.dropout, wide)
 
     def function(z: Tensor, a_src: Tensor, a_dst: Tensor | None, edge_score: Tensor | None) -> list[Tensor]:
         out = reference(

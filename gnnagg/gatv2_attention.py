@@ -10,13 +10,19 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from ._attention import as_heads, as_seed, check_dropout, check_graph, edge_gather
-from ._edge_features import as_edge_features, as_matrix, as_number, composed, dropped_edges
-from ._operands import TRANSPOSE, accumulate_dtype, graph_from_operands, row_bytes, transpose_operands
+from ._attention import as_heads, as_matrix, as_number, as_seed, check_dropout, check_graph, dropped_edges
+from ._edge_features import as_edge_features, composed
+from ._gatv2_scores import gatv2_scores
+from ._operands import (
+    TRANSPOSE,
+    accumulate_dtype,
+    attention_gradient_operands,
+    graph_from_operands,
+    row_bytes,
+    transpose_operands,
+)
 from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
 from .aggregate import sum_rows
@@ -25,9 +31,6 @@ from .graph import Graph
 from .schedule import ATTENTION_GRADIENT_THREADS
 
 __all__ = ["gatv2_attention"]
-
-# Features whose edge terms exist at once while attention weights are computed for the caller.
-_FEATURES_AT_ONCE = 16
 
 
 @overload
@@ -128,7 +131,7 @@ def gatv2_attention(
     negative_slope, dropout = as_number(name, "negative_slope", negative_slope), check_dropout(name, dropout)
     drawn = as_seed(name, seed, dropout, graph.device)
     if composed(attr, graph):
-        alpha = edge_softmax(_scores(left, right, att, attr, matrix, graph, negative_slope), graph)
+        alpha = edge_softmax(gatv2_scores(left, right, att, attr, matrix, graph, negative_slope), graph)
         mask = dropped_edges(drawn, graph, heads, dropout, alpha.dtype)
         weight = alpha if mask is None else alpha * mask
         composed_out: Tensor = sum_rows(left, graph, weight.contiguous()).view(-1, heads, channels)
@@ -155,70 +158,7 @@ def gatv2_attention(
     out: Tensor = rows.view(-1, heads, channels)
     if not return_alpha:
         return out
-    return out, edge_softmax(_scores(left, right, att, attr, matrix, graph, negative_slope), graph)
-
-
-# --- attention weights for the caller ------------------------------------------------------------------------------
-
-
-def _scores(
-    left: Tensor,
-    right: Tensor,
-    att: Tensor,
-    attr: Tensor | None,
-    matrix: Tensor | None,
-    graph: Graph,
-    negative_slope: float,
-) -> Tensor:
-    """``[num_edges, H]``, a few features of all edges at a time; backward computes them again."""
-    heads, channels = att.shape
-    lefts, rights = left.view(-1, heads, channels), right.view(-1, heads, channels)
-    matrices = None if matrix is None else matrix.view(heads, channels, -1)
-    channels_at_once, heads_at_once = min(channels, _FEATURES_AT_ONCE), max(1, _FEATURES_AT_ONCE // channels)
-    recomputed = torch.is_grad_enabled() and not being_traced()
-    parts = []
-    for head in range(0, heads, heads_at_once):
-        h = slice(head, min(head + heads_at_once, heads))
-        total: Tensor | None = None
-        for channel in range(0, channels, channels_at_once):
-            c = slice(channel, min(channel + channels_at_once, channels))
-            arguments = (
-                graph,
-                negative_slope,
-                lefts[:, h, c].flatten(1),
-                rights[:, h, c].flatten(1),
-                att[h, c],
-                attr,
-                None if matrices is None else matrices[h, c].flatten(0, 1),
-            )
-            score: Tensor = (
-                checkpoint(_partial_scores, *arguments, use_reentrant=False, preserve_rng_state=False)
-                if recomputed
-                else _partial_scores(*arguments)
-            )
-            total = score if total is None else total + score
-        assert total is not None
-        parts.append(total)
-    return torch.cat(parts, 1)
-
-
-def _partial_scores(
-    graph: Graph,
-    negative_slope: float,
-    left: Tensor,
-    right: Tensor,
-    att: Tensor,
-    attr: Tensor | None,
-    matrix: Tensor | None,
-) -> Tensor:
-    """``[num_edges, h]``: what the features ``[h, c]`` of ``att`` add to the scores."""
-    wide, device = att.dtype, att.device.type
-    u = edge_gather(left, graph, "source").to(wide) + edge_gather(right, graph, "target").to(wide)
-    if attr is not None and matrix is not None:
-        with torch.autocast(device, enabled=False):
-            u = u + attr.to(wide) @ matrix.t()
-    score: Tensor = (F.leaky_relu(u, negative_slope).unflatten(1, att.shape) * att).sum(-1)
-    return score
+    return out, edge_softmax(gatv2_scores(left, right, att, attr, matrix, graph, negative_slope), graph)
 
 
 # --- schemas and fakes ---------------------------------------------------------------------------------------------
@@ -282,10 +222,6 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...
         return (None,) * 18
     left, right, att, attr, matrix, out, lse, seed = ctx.saved_tensors
     graph: Graph = ctx.graph
-    transpose = graph.transpose
-    width = row_bytes(left)
-    schedule = graph.csr.schedule(width, ATTENTION_GRADIENT_THREADS)
-    t_schedule = transpose.schedule(width, ATTENTION_GRADIENT_THREADS)
     grads = _call_backward(
         graph,
         grad.contiguous(),
@@ -296,16 +232,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...
         matrix,
         out,
         lse,
-        graph.rowptr,
-        graph.col,
-        schedule.spans,
-        schedule.splits,
-        None if attr is None and seed is None else graph.perm,
-        transpose.rowptr,
-        transpose.col,
-        graph.transpose_slot(),
-        t_schedule.spans,
-        t_schedule.splits,
+        *attention_gradient_operands(graph, left, attr is not None or seed is not None),
         seed,
         ctx.negative_slope,
         ctx.dropout,

@@ -14,6 +14,7 @@ from attention_zoo import (
     SHAPES,
     TensorRecorder,
     assert_within,
+    check_compiled_with_a_raw_edge_index,
     largest_allocation,
     saved_bytes,
 )
@@ -475,17 +476,7 @@ def test_compiles_with_a_raw_edge_index_and_attention_weights() -> None:
         graph = Graph.from_edge_index(edge_index, (k.size(0), q.size(0)), self_loops="remove_add")
         return dot_attention(q, k, v, graph, return_alpha=True)
 
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
-    for count in (1300, 700):
-        part = edges.edge_index[:, :count].contiguous().to(DEVICE)
-        results = []
-        for function in (layer, compiled):
-            leaves = [t.clone().requires_grad_() for t in arguments.values()]
-            out, alpha = function(part, *leaves)
-            loss = out.square().sum() + alpha.square().sum()
-            results.append([out, alpha, *torch.autograd.grad(loss, leaves)])
-        for got, want in zip(*results, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    check_compiled_with_a_raw_edge_index(layer, list(arguments.values()), edges.edge_index)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import gnnagg
+from gnnagg import schedule
 
 
 def test_unknown_mode() -> None:
@@ -27,3 +30,13 @@ def test_environment_is_checked_at_import() -> None:
 def test_no_plan_without_cuda() -> None:
     with gnnagg.launch_mode("cooperative"):
         assert gnnagg.last_launch_plan() is None
+
+
+def test_schedules_count_the_threads_that_the_kernels_are_compiled_for() -> None:
+    """schedule.py and csrc/cuda/tuning.h state them each: a span too many leaves SMs idle for a whole round."""
+    source = (Path(__file__).parent.parent / "csrc" / "cuda" / "tuning.h").read_text()
+    tuning = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", source)}
+    assert tuning["kBlockThreads"] * tuning["kBlocksPerSm"] == schedule.RESIDENT_THREADS
+    attention = tuning["kAttentionThreads"]
+    assert attention * tuning["kAttentionBlocksPerSm"] == schedule.ATTENTION_THREADS
+    assert attention * tuning["kAttentionBlocksPerSmLarge"] == schedule.ATTENTION_GRADIENT_THREADS

@@ -12,28 +12,29 @@
 namespace gnnagg {
 
 constexpr int kPhiloxWords = 4;
+constexpr int kPhiloxRounds = 10;
+// Multipliers, and what the key grows by in a round.
+constexpr uint32_t kPhiloxFirstFactor = 0xD2511F53u, kPhiloxSecondFactor = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxFirstWeyl = 0x9E3779B9u, kPhiloxSecondWeyl = 0xBB67AE85u;
 
 struct PhiloxWords {
   uint32_t word[kPhiloxWords];
 };
 
 GNNAGG_HOST_DEVICE PhiloxWords philox(uint64_t seed, uint64_t edge, uint32_t block) {
-  constexpr uint32_t kFirstFactor = 0xD2511F53u, kSecondFactor = 0xCD9E8D57u;
-  constexpr uint32_t kFirstWeyl = 0x9E3779B9u, kSecondWeyl = 0xBB67AE85u;
-  constexpr int kRounds = 10;
   uint32_t c0 = uint32_t(edge), c1 = uint32_t(edge >> 32), c2 = block, c3 = 0;
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int round = 0; round < kRounds; ++round) {
-    const uint64_t first = uint64_t(kFirstFactor) * c0, second = uint64_t(kSecondFactor) * c2;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t first = uint64_t(kPhiloxFirstFactor) * c0, second = uint64_t(kPhiloxSecondFactor) * c2;
     c0 = uint32_t(second >> 32) ^ c1 ^ k0;
     c2 = uint32_t(first >> 32) ^ c3 ^ k1;
     c1 = uint32_t(second);
     c3 = uint32_t(first);
-    k0 += kFirstWeyl;
-    k1 += kSecondWeyl;
+    k0 += kPhiloxFirstWeyl;
+    k1 += kPhiloxSecondWeyl;
   }
   return {{c0, c1, c2, c3}};
 }

@@ -30,21 +30,19 @@ GNNAGG_INLINE Wide multiply_low(Wide a, Wide b) {
 // DropoutRule::kept_of_block for one edge per lane, by the rounds of philox(). Words live in the low halves of lanes;
 // what the high halves hold after a round is never read.
 GNNAGG_INLINE Wide kept_of_blocks(const DropoutArgs& rule, Wide edge, Wide block) {
-  constexpr uint64_t kFirstFactor = 0xD2511F53u, kSecondFactor = 0xCD9E8D57u;
-  constexpr uint32_t kFirstWeyl = 0x9E3779B9u, kSecondWeyl = 0xBB67AE85u;
-  constexpr int kHalf = 32, kRounds = 10;
+  constexpr int kHalf = 32;
   Wide c0 = edge, c1 = edge >> kHalf, c2 = block, c3 = {};
   uint32_t k0 = uint32_t(rule.seed), k1 = uint32_t(rule.seed >> kHalf);
 #pragma GCC unroll 10
-  for (int round = 0; round < kRounds; ++round) {
-    const Wide first = multiply_low(c0, Wide{} + kFirstFactor);
-    const Wide second = multiply_low(c2, Wide{} + kSecondFactor);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const Wide first = multiply_low(c0, Wide{} + uint64_t(kPhiloxFirstFactor));
+    const Wide second = multiply_low(c2, Wide{} + uint64_t(kPhiloxSecondFactor));
     c0 = (second >> kHalf) ^ c1 ^ uint64_t(k0);
     c2 = (first >> kHalf) ^ c3 ^ uint64_t(k1);
     c1 = second;
     c3 = first;
-    k0 += kFirstWeyl;
-    k1 += kSecondWeyl;
+    k0 += kPhiloxFirstWeyl;
+    k1 += kPhiloxSecondWeyl;
   }
   const Wide words[kPhiloxWords] = {c0, c1, c2, c3};
   Wide kept = {};

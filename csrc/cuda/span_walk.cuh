@@ -1,11 +1,10 @@
 // The walk that every aggregation shares: a group goes along one span, feeds each edge's feature row to a reducer, and
 // hands over what it has at every row's end; later the partials of split rows are merged in span order.
 //
-// A Source loads the feature rows of kEdgeBatch edges (start once, request batch after batch, kWhole where
-// all of the batch belongs to the span) and feeds one of them to the
-// reducer. A Reducer keeps the running values of one packet of features: reset, add, store_row, store_partial, merge_partial,
-// merge (see sum_reducer.cuh). One that needs values of its row as well has ahead(row), which asks for them, and enter(), which takes
-// what was asked for; the walk asks one row ahead.
+// A Source loads the feature rows of kEdgeBatch edges (start once, request batch after batch, kWhole where all of the batch belongs
+// to the span) and feeds them to the reducer. A Reducer keeps the running values of one packet of features: reset, add, store_row,
+// store_partial, merge_partial, merge (see sum_reducer.cuh). One that needs values of its row as well has ahead(row), which asks for
+// them, and enter(), which takes what was asked for; the walk asks one row ahead.
 #pragma once
 
 #include "common/schedule.h"
@@ -166,6 +165,7 @@ __device__ __forceinline__ void feed_rows(const Source& source, const typename S
     }
   }
 }
+
 // The same for a whole batch that lies in the cursor's row.
 template <typename Source, typename Index, typename Cursor>
 __device__ __forceinline__ void feed_row(const Source& source, const typename Source::Batch& batch, Index slot,
