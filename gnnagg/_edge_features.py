@@ -10,7 +10,7 @@ from ._attention import as_matrix
 from ._operands import accumulate_dtype
 from .graph import Graph
 
-__all__ = ["as_edge_features", "composed"]
+__all__ = ["as_edge_features"]
 
 
 def as_edge_features(
@@ -52,12 +52,3 @@ def as_edge_features(
     if rows.size(1) == 0:
         return None, None
     return rows.to(features.dtype).contiguous(), matrix
-
-
-def composed(attr: Tensor | None, graph: Graph) -> bool:
-    """Whether an op is put together from scores, edge_softmax and sums: its CUDA kernels take no edge features.
-
-    That keeps ``[num_edges, H]`` for the backward, and makes up to 16 features of every edge at a time (gatv2), or the
-    edge features once per head (dot).
-    """
-    return attr is not None and graph.device.type == "cuda"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._attention import as_heads, as_number, as_seed, check_dropout, check_graph, dropped_edges
-from ._edge_features import as_edge_features, composed
+from ._edge_features import as_edge_features
 from ._operands import (
     TRANSPOSE,
     accumulate_dtype,
@@ -27,7 +27,6 @@ from ._operands import (
 from ._reference_dot import dot_rows
 from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
-from .aggregate import sum_rows
 from .edge_dot import edge_dot
 from .edge_softmax import edge_softmax
 from .graph import Graph
@@ -105,9 +104,9 @@ def dot_attention(
         ValueError: shape, device or dropout does not fit.
 
     Gradients reach q, k, v, edge_attr and edge_weight_matrix. Sums are kept in float32 (float64 for float64). Forward
-    and backward are deterministic, and hold no tensor per edge but the gradient of edge_attr (on CUDA with edge_attr:
-    scores, ``[num_edges, H]``, and edge features once per head); second derivatives hold several of
-    ``[num_edges, H, C]``. Runs in the dtype of q under autocast.
+    and backward are deterministic, and keep no tensor per edge; on CUDA backward, and with edge_attr both directions,
+    use workspaces of ``[num_edges, H, 2]``. Second derivatives hold several of ``[num_edges, H, C]``. Runs in the
+    dtype of q under autocast.
 
     Example:
         >>> edge_index = torch.tensor([[0, 1, 2], [1, 1, 0]])
@@ -138,15 +137,6 @@ def dot_attention(
     if matrix is not None:
         matrix = matrix.view(heads, channels, -1)
         edge_query = _project(query.view(-1, heads, channels).to(wide), matrix).contiguous()
-    if attr is not None and matrix is not None and composed(attr, graph):
-        alpha = edge_softmax(_scores(query, key, edge_query, attr, graph, heads, scale), graph)
-        mask = dropped_edges(drawn, graph, heads, dropout, alpha.dtype)
-        weight = (alpha if mask is None else alpha * mask).contiguous()
-        by_slot = weight if graph.perm is None else weight.index_select(0, graph.perm)  # as the edge view counts edges
-        edges = sum_rows(attr.to(wide).repeat(1, heads), graph.edge_view(), by_slot).view(graph.num_dst, heads, -1)
-        summed = sum_rows(value, graph, weight, acc_out=True).view(-1, heads, channels)
-        composed_out: Tensor = (summed + _project(edges, matrix.transpose(1, 2))).to(query.dtype)
-        return (composed_out, alpha) if return_alpha else composed_out
     traced = being_traced()
     schedule = graph.csr.schedule(row_bytes(query), ATTENTION_GRADIENT_THREADS)
     rows, _, edge_out = _call(

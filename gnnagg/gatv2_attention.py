@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._attention import as_heads, as_matrix, as_number, as_seed, check_dropout, check_graph, dropped_edges
-from ._edge_features import as_edge_features, composed
+from ._edge_features import as_edge_features
 from ._gatv2_scores import gatv2_scores
 from ._operands import (
     TRANSPOSE,
@@ -25,7 +25,6 @@ from ._operands import (
 )
 from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
-from .aggregate import sum_rows
 from .edge_softmax import edge_softmax
 from .graph import Graph
 from .schedule import ATTENTION_GRADIENT_THREADS
@@ -102,9 +101,9 @@ def gatv2_attention(
         ValueError: shape, device or dropout does not fit.
 
     Gradients reach l, r, att, edge_attr and edge_weight_matrix. Sums are kept in float32 (float64 for float64).
-    Forward and backward are deterministic, and hold no tensor per edge but the gradient of edge_attr (on CUDA with
-    edge_attr: scores, ``[num_edges, H]``); second derivatives hold several of ``[num_edges, H, C]``. Runs in the dtype
-    of l under autocast.
+    Forward and backward are deterministic, and keep no tensor per edge; on CUDA backward uses a workspace of
+    ``[num_edges, H, 2]``. Second derivatives hold several of ``[num_edges, H, C]``. Runs in the dtype of l under
+    autocast.
 
     Example:
         >>> edge_index = torch.tensor([[0, 1, 2], [1, 1, 0]])
@@ -130,12 +129,6 @@ def gatv2_attention(
     attr, matrix = as_edge_features(name, edge_attr, edge_weight_matrix, left, graph)
     negative_slope, dropout = as_number(name, "negative_slope", negative_slope), check_dropout(name, dropout)
     drawn = as_seed(name, seed, dropout, graph.device)
-    if composed(attr, graph):
-        alpha = edge_softmax(gatv2_scores(left, right, att, attr, matrix, graph, negative_slope), graph)
-        mask = dropped_edges(drawn, graph, heads, dropout, alpha.dtype)
-        weight = alpha if mask is None else alpha * mask
-        composed_out: Tensor = sum_rows(left, graph, weight.contiguous()).view(-1, heads, channels)
-        return (composed_out, alpha) if return_alpha else composed_out
     traced = being_traced()
     schedule = graph.csr.schedule(row_bytes(left), ATTENTION_GRADIENT_THREADS)
     rows, _ = _call(

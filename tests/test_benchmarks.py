@@ -18,9 +18,11 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import (  # noqa: E402  # noqa: E402
+from benchmarks import (  # noqa: E402
     aggregate_targets,
+    attention_checks,
     bench_aggregate,
+    bench_attention,
     checking,
     graphs,
     harness,
@@ -31,8 +33,12 @@ from benchmarks import (  # noqa: E402  # noqa: E402
     suites,
 )
 from benchmarks.aggregate_cases import AggregateCase, AggregateContender, Op, make_case  # noqa: E402
+from benchmarks.attention_cases import AttentionCase, GnnaggAttention, Problem, TrainedContender  # noqa: E402
+from benchmarks.attention_opponents import PygConv, PygSoftmax  # noqa: E402
 from benchmarks.harness import Contender, Direction, Settings  # noqa: E402
 from benchmarks.isolation import Cell, Failed, Finished, Watch  # noqa: E402
+from benchmarks.layer_cases import LAYERS, GnnaggLayer, LayerCase, LayerProblem, PygLayer  # noqa: E402
+from benchmarks.propagate_cases import HopByHop, OneCall, PropagateProblem, PygAppnp  # noqa: E402
 
 CPU = torch.device("cpu")
 SETTINGS = Settings(device=CPU, repeat=1, quick=True)
@@ -275,6 +281,182 @@ def test_cpu_suite_writes_a_valid_file(tmp_path: Path) -> None:
     assert all(row["max_rel_error"] is not None and row["max_rel_error"] < 1e-4 for row in document["rows"])
 
 
+# --- attention --------------------------------------------------------------------------------------------------------
+
+ATTENTION = ("gat", "gatv2", "dot")
+
+
+def needs(function: str) -> None:
+    """Skips without that function of the package, or without its CPU library."""
+    gnnagg = pytest.importorskip("gnnagg")
+    if not hasattr(gnnagg, function):
+        pytest.skip(f"gnnagg has no {function}")
+    if not gnnagg._native.available("cpu"):
+        pytest.skip("the CPU library is not built")
+
+
+def attention_problem(op: str, name: str = "arxiv", dtype: torch.dtype = torch.float64) -> Problem:
+    graph = graphs.build(name, CPU, scale=0.0002 if name == "hub" else 0.003)
+    return Problem(op, graph, 2, 5, dtype)
+
+
+class DenseAttention(TrainedContender):
+    """Attention on dense [N, N, H] scores, by autograd; parallel edges count as often as they are there."""
+
+    name = "dense"
+
+    def prepare(self, case: AttentionCase) -> None:
+        self._op, graph = case.op, case.graph
+        self._count = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=case.dtype)
+        index = (graph.row.long(), graph.col.long())
+        self._count.index_put_(index, torch.ones((), dtype=case.dtype), accumulate=True)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self._op == "gat":
+            value, source, target = inputs
+            score = torch.nn.functional.leaky_relu(target.unsqueeze(1) + source.unsqueeze(0), 0.2)
+        elif self._op == "gatv2":
+            value, target, att = inputs
+            before = torch.nn.functional.leaky_relu(target.unsqueeze(1) + value.unsqueeze(0), 0.2)
+            score = (before * att).sum(3)
+        else:
+            query, key, value = inputs
+            score = torch.einsum("ihc,jhc->ijh", query, key) / value.size(2) ** 0.5
+        weight = score.exp() * self._count.unsqueeze(2)
+        alpha = weight / weight.sum(1, keepdim=True).clamp(min=1e-30)
+        return torch.einsum("ijh,jhc->ihc", alpha, value)
+
+
+@pytest.mark.parametrize("op", ATTENTION)
+@pytest.mark.parametrize("name", ["arxiv", "hub"])
+@pytest.mark.parametrize("block", ["one block", "blocks of rows", "head by head"])
+def test_attention_reference_equals_dense_attention(
+    op: str, name: str, block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if block != "one block":
+        monkeypatch.setattr(checking, "BLOCK_VALUES", 500)
+    if block == "head by head":
+        monkeypatch.setattr(attention_checks, "BLOCK_VALUES", 0)
+    problem = attention_problem(op, name)
+    for direction in ("fwd", "bwd", "fwd+bwd"):
+        (result,) = harness.measure([DenseAttention()], problem.case(direction), SETTINGS)
+        assert result.verdict == "ok" and result.scaled_error is not None and result.scaled_error < 1e-11, result
+
+
+@pytest.mark.parametrize("op", ATTENTION)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_wrong_gradient_of_any_input_is_flagged(op: str, which: int) -> None:
+    class OneGradientOff(DenseAttention):
+        name = "one gradient off"
+
+        def bind(self, case: AttentionCase) -> harness.Call:
+            call = super().bind(case)
+            return lambda x: tuple(grad * (1.001 if i == which else 1) for i, grad in enumerate(call(x)))
+
+    (result,) = harness.measure([OneGradientOff()], attention_problem(op).case("fwd+bwd"), SETTINGS)
+    assert result.verdict == "wrong" and result.scaled_error is not None and result.scaled_error < 1e-2
+
+
+@pytest.mark.parametrize("op", [*ATTENTION, "edge_softmax"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_attention_contenders_are_right(op: str, dtype: torch.dtype) -> None:
+    needs(op if op == "edge_softmax" else f"{op}_attention")
+    pytest.importorskip("torch_geometric")
+    problem = attention_problem(op, dtype=dtype)
+    rivals = [] if dtype == torch.bfloat16 else [PygConv(), PygSoftmax()]  # PyG rounds its scores to bf16
+    for direction in ("fwd", "bwd", "fwd+bwd"):
+        case = problem.case(direction)
+        contenders = [GnnaggAttention("cpu"), *(rival for rival in rivals if rival.supports(case))]
+        for result in harness.measure(contenders, case, SETTINGS):
+            assert result.verdict == "ok", (direction, result)
+
+
+@pytest.mark.parametrize("op", list(LAYERS))
+def test_layers_have_the_output_and_gradients_of_pyg(op: str) -> None:
+    needs("gat_attention")
+    pytest.importorskip("torch_geometric")
+    problem = LayerProblem(op, graphs.build("arxiv", CPU, scale=0.003), 6, 2, 4)
+    for direction in ("fwd", "bwd", "fwd+bwd"):
+        for result in harness.measure([GnnaggLayer("cpu"), PygLayer()], problem.case(direction), SETTINGS):
+            assert result.verdict == "ok", (direction, result)
+
+
+def test_a_layer_with_one_parameter_untrained_is_flagged() -> None:
+    pytest.importorskip("torch_geometric")
+
+    class Untrained(PygLayer):
+        def bind(self, case: LayerCase) -> harness.Call:
+            call = super().bind(case)
+            return lambda x: (*call(x)[:-1], torch.zeros_like(call(x)[-1]))
+
+    problem = LayerProblem("gat_layer", graphs.build("arxiv", CPU, scale=0.003), 6, 2, 4)
+    (result,) = harness.measure([Untrained()], problem.case("fwd+bwd"), SETTINGS)
+    assert result.verdict == "wrong"
+
+
+@pytest.mark.parametrize("teleport", [0.0, 0.1])
+def test_propagate_contenders_are_right(teleport: float) -> None:
+    needs("propagate")
+    pytest.importorskip("torch_geometric")
+    problem = PropagateProblem(graphs.build("arxiv", CPU, scale=0.003), 4, 3, teleport)
+    for direction in ("fwd", "fwd+bwd"):
+        contenders = [OneCall("cpu"), HopByHop("cpu"), PygAppnp()]
+        for result in harness.measure(contenders, problem.case(direction), SETTINGS):
+            assert result.verdict == "ok", (direction, result)
+
+
+@pytest.mark.parametrize(
+    ("suite", "graph", "ops"),
+    [
+        ("published", "arxiv", {"gat", "gatv2", "dot"}),
+        ("pyg", "arxiv", {"gat", "edge_softmax"}),
+        ("ratios", "arxiv", {"gat"}),
+        ("propagate", "small-1M", {"propagate"}),
+        ("cpu", "computers", {"gat", "gat_layer"}),
+    ],
+)
+def test_attention_suite_writes_a_valid_file(suite: str, graph: str, ops: set[str], tmp_path: Path) -> None:
+    needs("gat_attention")
+    pytest.importorskip("torch_geometric")
+    arguments = ["--suite", suite, "--device", "cpu", "--quick", "--repeat", "1", "--only", graph, "--in-process"]
+    threads = torch.get_num_threads()
+    try:
+        bench_attention.main([*arguments, "--out", str(tmp_path)])
+    finally:
+        torch.set_num_threads(threads)
+    document = json.loads((tmp_path / "cpu" / f"attention_{suite}.json").read_text())
+    results.validate(document)
+    assert document["meta"]["complete"] and document["meta"]["failed"] == []
+    assert {row["op"] for row in document["rows"]} == ops
+    assert not [row for row in document["rows"] if str(row["note"]).startswith("ours ")]
+
+
+def test_pyg_without_memory_is_replaced_by_its_published_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("gat_attention")
+    pytest.importorskip("torch_geometric")
+
+    def out_of_memory(self: PygConv, *inputs: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PygConv, "forward", out_of_memory)
+    monkeypatch.setitem(published.PYG_GAT, "arxiv", (399.0, 111 << 30))
+    parser = suites.argument_parser("", width=str)
+    options = parser.parse_args(["--device", "cpu", "--quick", "--only", "arxiv", "--widths", "1x64", "--ops", "gat"])
+    (cell,) = bench_attention.SUITES["pyg"].plan(options)(Watch())
+    forward, backward, told = cell.measure()
+    assert forward["opponent_verdict"] == backward["opponent_verdict"] == "failed: OutOfMemoryError CUDA out of memory"
+    assert (told["opponent"], told["opponent_time_ms"]) == ("PyG eager (kernels table)", 399.0)
+    assert (told["opponent_peak_bytes"], told["opponent_verdict"]) == (111 << 30, "published")
+    assert told["ratio"] == pytest.approx(399.0 / told["time_ms"])
+
+
+def test_published_attention_times_are_found_by_shape() -> None:
+    find = published.published_times
+    assert find("gat", "fwd+bwd", "fp32", "hub", "4x32") == [("dgNN (kernels table)", 1005.0)]
+    assert find("dot", "fwd", "fp32", "products", "4x64") == [("turbo-gnn (kernels table)", 76.0)]
+    assert find("gatv2", "fwd", "fp32", "hub", "4x64") == find("gat", "fwd", "bf16", "arxiv", "1x64") == []
+
+
 # --- children that die ------------------------------------------------------------------------------------------------
 
 SILENCE_S = 4.0
@@ -450,7 +632,8 @@ def test_a_left_out_rival_has_a_row_that_says_why() -> None:
 
 def test_cells_of_a_suite_have_names_of_their_own() -> None:
     options = suites.argument_parser("").parse_args(["--device", "cpu", "--root", "nowhere"])
-    for name, suite in bench_aggregate.SUITES.items():
+    every = [*bench_aggregate.SUITES.items(), *bench_attention.SUITES.items()]
+    for name, suite in every:
         cells = suite.plan(options)(Watch())
         assert cells, name
         assert len({cell.name for cell in cells}) == len(cells), name

@@ -14,6 +14,7 @@ from attention_zoo import (
     ACCUMULATE_EPS,
     DEVICE,
     GRAPHS,
+    SECOND,
     SHAPES,
     TensorRecorder,
     assert_within,
@@ -282,7 +283,7 @@ def test_gradcheck_and_gradgradcheck(name: str, dropout: float) -> None:
         return gat_attention(**dict(zip(names, tensors, strict=True)), **arguments, dropout=dropout, seed=11)
 
     assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, leaves, **SECOND)
 
 
 def test_second_derivatives_with_dropout_are_exact() -> None:
@@ -303,7 +304,7 @@ def test_second_derivatives_without_optional_arguments() -> None:
     graph = GRAPHS["bipartite"].graph(DEVICE)
     arguments = case(graph, (2, 3), torch.float64, target=False)
     z, a_src = arguments["z"].requires_grad_(), arguments["a_src"].requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda z, a: gat_attention(z, a, None, graph), (z, a_src), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda z, a: gat_attention(z, a, None, graph), (z, a_src), **SECOND)
 
 
 @pytest.mark.parametrize("wanted", ["z", "a_src", "a_dst", "edge_score"])

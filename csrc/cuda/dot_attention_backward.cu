@@ -1,5 +1,7 @@
 // dot_attention_backward: dq, dk and dv of dot_attention, by four gathers (scored_gradient.cuh): k and v on the CSR, for the scores and
-// dq; q and dO on the transpose, for dk and dv.
+// dq; q and dO on the transpose, for dk and dv. The gradients of edge features and of their queries come before and after that, from
+// edge_terms.cu, with another workspace of 8 H bytes per edge.
+#include "cuda/edge_terms.h"
 #include "cuda/scored_gradient.cuh"
 
 namespace gnnagg {
@@ -17,12 +19,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dot_attention_backward_cuda(
   const char* op = "dot_attention_backward";
   const bridge::CsrArguments csr(op, rowptr, col, spans, splits), reverse(op, t_rowptr, t_col, t_spans, t_splits);
   const bridge::HeadShape shape(op, "k", k, heads);
-  STD_TORCH_CHECK(!edge_query && !edge_attr && grad_edge_out.numel() == 0 && edge_out.numel() == 0, op,
-                  ": edge features are not implemented on CUDA");
-  const auto grads = bridge::scored_gradient<DotScore>(op, shape, grad, k, v, q, std::nullopt, out, lse, csr, reverse,
-                                                       t_slot, perm, seed, scale, dropout);
-  const Tensor none = bridge::empty_like_device(k, {0}, bridge::accumulate_type(k.scalar_type()));
-  return {grads.d_targets, grads.d_keys, grads.d_values, none, bridge::empty_like_device(k, {0}, k.scalar_type())};
+  const auto type = k.scalar_type(), acc = bridge::accumulate_type(type);
+  const auto differentiate = [&](const bridge::ScoredEdges& edges, const bridge::EdgeOutputs& outputs) {
+    return bridge::scored_gradient<DotScore>(op, shape, grad, k, v, q, std::nullopt, out, lse, csr, reverse, t_slot,
+                                             perm, seed, scale, dropout, edges, outputs);
+  };
+  STD_TORCH_CHECK(edge_attr.has_value() == edge_query.has_value(), op, ": edge_attr and edge_query go together");
+  if (!edge_attr) {
+    const auto grads = differentiate({}, {});
+    return {grads.d_targets, grads.d_keys, grads.d_values, bridge::empty_like_device(k, {0}, acc),
+            bridge::empty_like_device(k, {0}, type)};
+  }
+  const bridge::EdgeAttributes edges(op, csr, perm, *edge_attr, heads, type);
+  const std::initializer_list<int64_t> sizes = {csr.num_rows, heads, edges.dims()};
+  bridge::check_tensor(*edge_query, op, "edge_query", acc, sizes);
+  bridge::check_tensor(edge_out, op, "edge_out", acc, sizes);
+  bridge::check_tensor(grad_edge_out, op, "grad_edge_out", acc, sizes);
+  const Tensor terms = bridge::edge_terms(edges, *edge_query, grad_edge_out, scale);
+  const auto grads = differentiate({std::nullopt, std::nullopt, terms}, {edge_out, grad_edge_out});
+  const Tensor d_query = bridge::edge_sums(op, edges, grads.edges, std::nullopt, std::nullopt, 0.0);
+  const Tensor d_attr = bridge::edge_gradient(edges, *edge_query, grad_edge_out, grads.edges);
+  return {grads.d_targets, grads.d_keys, grads.d_values, d_query, d_attr};
 }
 
 }  // namespace gnnagg

@@ -1,10 +1,10 @@
 // edge_softmax: alpha[e, h] = exp(score[e, h] - max) / (sum + 1e-16) over the edges into each target (common/softmax.h), and its
 // gradient alpha * (grad - sum over the row of alpha * grad).
 //
-// How. Three phases over edge_rows.cuh: what a row has one of (logsumexp, or the sum of alpha * grad), its split rows, and then every
-// edge on its own.
+// How. Three phases over edge_rows.cuh: what a row has one of (the greatest score and 1 / sum, or the sum of alpha * grad), its split
+// rows, and then every edge on its own. Two numbers and not one logsumexp, which would lose log(sum) beside scores of any size.
 //
-// Traffic. Per edge: 4 of perm twice, the inputs twice at random (perm), the result once. Per row 4 H bytes written and read.
+// Traffic. Per edge: 4 of perm twice, the inputs twice at random (perm), the result once. Per row 8 H bytes, or 4 H, written and read.
 //
 // Launch contract. One cooperative launch of three phases, or three ordinary ones; any grid size is right. The result must be zero
 // where edges are dead.
@@ -19,13 +19,13 @@ namespace {
 
 constexpr int kPhases = 3;
 
-// What a row keeps of its scores: the logsumexp, scaled.
+// What a row keeps of its scores: the greatest, scaled, and 1 / (sum + 1e-16).
 template <typename T>
 struct LogSumRule {
   using Acc = acc_t<T>;
   using Value = RunningSoftmax<Acc>;
   const T* __restrict__ score;  // [num_edges, H]
-  Acc* __restrict__ out;        // [num_rows, H]
+  Acc* __restrict__ out;        // [num_rows, H, 2]
   Acc* __restrict__ partials;   // [2 num_spans, H, 2]
 
   __device__ __forceinline__ Value empty() const {
@@ -53,7 +53,8 @@ struct LogSumRule {
     __stcg(partials + 2 * at + 1, value.sum);
   }
   __device__ __forceinline__ void store(int64_t at, const Value& value, bool) const {
-    __stcg(out + at, value.logsumexp() * Exponent<Acc>::kScale);
+    __stcg(out + 2 * at, value.greatest);
+    __stcg(out + 2 * at + 1, value.inverse());
   }
 };
 
@@ -73,7 +74,7 @@ struct EdgeSoftmaxArgs {
   const T* __restrict__ input;  // [num_edges, H]: score, or alpha
   const T* __restrict__ grad;   // [num_edges, H], or null: forward
   T* __restrict__ out;          // [num_edges, H]
-  Acc* of_rows;                 // [num_rows, H]
+  Acc* of_rows;                 // [num_rows, H], or with 2 numbers each
   Acc* partials;                // [2 num_spans, H, 2]
   Phases phases;
 };
@@ -102,7 +103,8 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void edge
     const LogSumRule<T> rule{args.input, args.of_rows, args.partials};
     run_phases(args, rule, [&](int64_t row, int64_t edge) {
       const Acc scaled = to_acc(__ldg(args.input + edge)) * Exponent<Acc>::kScale;
-      args.out[edge] = from_acc<T>(Exponent<Acc>::exp(scaled - __ldcg(args.of_rows + row)));
+      const Acc greatest = __ldcg(args.of_rows + 2 * row), inverse = __ldcg(args.of_rows + 2 * row + 1);
+      args.out[edge] = from_acc<T>(Exponent<Acc>::exp(scaled - greatest) * inverse);
     });
   }
 }
@@ -125,7 +127,7 @@ Tensor run(const char* op, const Tensor& input, const Tensor* grad, const Tensor
   Tensor out = bridge::zeros_like_device(input, {num_edges, heads}, type);
   if (out.numel() == 0 || csr.num_rows == 0) return out;
   const ScalarType acc = bridge::accumulate_type(type);
-  Tensor of_rows = bridge::empty_like_device(input, {csr.num_rows, heads}, acc);
+  Tensor of_rows = bridge::empty_like_device(input, {csr.num_rows, heads, kBackward ? 1 : 2}, acc);
   Tensor partials = bridge::empty_like_device(input, {2 * csr.num_spans, heads, 2}, acc);
   const auto launch = [&](auto element, auto index) {
     using T = decltype(element);

@@ -1,7 +1,8 @@
 // The two families of attention whose score is a sum over the channels of a head: what one packet contributes to it, and to its
 // gradients. Everything else of their kernels is shared (scored_attention.cuh, scored_gradient.cuh).
 //
-// Letters: a is the source's packet, b the target's, c the constant one, all of one head.
+// Letters: a is the source's packet, b the target's, c the constant one, all of one head. With kEdgeFeatures b is the target's packet
+// plus the edge's own, W e (edge_features.cuh). With kEdgeTerms an edge may add a number of its own to each head's score.
 #pragma once
 
 #include "common/softmax.h"
@@ -14,6 +15,8 @@ template <typename Acc>
 struct Gatv2Score {
   static constexpr bool kSeparateValues = false;
   static constexpr bool kConstant = true;  // att, which has a gradient
+  static constexpr bool kEdgeFeatures = false;
+  static constexpr bool kEdgeTerms = false;
   Acc negative_slope;
 
   __device__ __forceinline__ Acc term(Acc a, Acc b, Acc c) const { return c * leaky_relu(a + b, negative_slope); }
@@ -25,11 +28,19 @@ struct Gatv2Score {
   __device__ __forceinline__ Acc scale() const { return Acc(1); }
 };
 
+// The same with edge features: sum of att * LeakyReLU(l + r + W e).
+template <typename Acc>
+struct Gatv2EdgeScore : Gatv2Score<Acc> {
+  static constexpr bool kEdgeFeatures = true;
+};
+
 // dot_attention: scale * sum of k * q; the values are v.
 template <typename Acc>
 struct DotScore {
   static constexpr bool kSeparateValues = true;
   static constexpr bool kConstant = false;
+  static constexpr bool kEdgeFeatures = false;
+  static constexpr bool kEdgeTerms = true;
   Acc factor;
 
   __device__ __forceinline__ Acc term(Acc a, Acc b, Acc) const { return a * b; }

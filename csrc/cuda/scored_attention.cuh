@@ -2,14 +2,18 @@
 // lanes of a head.
 //
 // Traffic. Per edge F * s bytes of keys at random, and as many of values where those are separate; 4 of col; with dropout 4 of
-// perm. Per row the target's F * s, the result and its logsumexp.
+// perm. Per row the target's F * s, the result and its logsumexp. Edge features of gatv2 are D * s bytes per edge and tile in order,
+// and D packets of W per batch and lane from the caches; the terms of dot are 8 H bytes per edge in order, half of them written.
 #pragma once
 
 #include "bridge/attention.h"
+#include "cuda/edge_features.cuh"
 #include "cuda/score_family.cuh"
 #include "cuda/softmax_reducer.cuh"
 
 namespace gnnagg {
+
+constexpr int kPair = 2;  // (logsumexp, D) of a target; (w, ds), or two terms, of an edge and head
 
 template <typename Family, typename T, int kBytes, typename Index, int kOwners>
 struct ScoredArgs {
@@ -22,6 +26,8 @@ struct ScoredArgs {
   const Acc* __restrict__ constant;  // [H * C] or null
   Family family;
   EdgeOptions<Acc, Index> options;
+  EdgeProjection<T> projection;  // with kEdgeFeatures
+  Acc* edge_terms;  // with kEdgeTerms [num_edges, H, 2] by slot or null: added to the scaled score; receives the sum
   typename SoftmaxReducer<T, kBytes, kOwners, false>::Target target;
   Phases phases;
 };
@@ -53,8 +59,9 @@ struct TargetSoftmax : SoftmaxReducer<T, kBytes, kOwners, false> {
 
 template <typename Family, typename T, int kBytes, typename Index, int kOwners>
 struct ScoredRows {
-  // Two batches of keys and values, or of eight values a lane, spill.
-  static constexpr bool kPipelined = !Family::kSeparateValues && Packet<T, kBytes>::kSize <= 4;
+  // Two batches of keys and values, or of eight values a lane, or with edge features, spill.
+  static constexpr bool kPipelined =
+      !Family::kSeparateValues && !Family::kEdgeFeatures && Packet<T, kBytes>::kSize <= 4;
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Args = ScoredArgs<Family, T, kBytes, Index, kOwners>;
@@ -62,6 +69,8 @@ struct ScoredRows {
   using Raw = typename Vector::Raw;
   static constexpr int kSize = Vector::kSize;
   static constexpr int kValues = Family::kSeparateValues ? kEdgeBatch : 1;
+  static constexpr bool kEdges = Family::kEdgeFeatures;
+  static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
   struct Batch {
     Raw key[kEdgeBatch];
     Raw value[kValues];
@@ -93,17 +102,42 @@ struct ScoredRows {
       }
     }
   }
+  // Adds the terms of the edges that this lane owns to their scores, and leaves the sums beside them: one lane of each head does.
+  __device__ __forceinline__ void add_edge_terms(Index slot, int from, int to, Acc (&score)[Owner::kOwned]) const {
+    const bool leaves = place.active && place.first_chunk && place.in_head < kOwners;
+#pragma unroll
+    for (int o = 0; o < Owner::kOwned; ++o) {
+      if (owner.edge(o) < from || owner.edge(o) >= to) continue;
+      Acc* pair = args.edge_terms + place.score(slot + owner.edge(o)) * kPair;
+      score[o] += __ldcg(pair);
+      if (leaves) __stcg(pair + 1, score[o]);
+    }
+  }
   template <typename Cursor>
   __device__ __forceinline__ void feed_segment(const Batch& batch, Index slot, int from, int to, Cursor& cursor) const {
     Acc terms[kEdgeBatch], score[Owner::kOwned];
     const bool positive[Owner::kOwned] = {};
     if (args.tiles.chunks > 1) {
-      long_terms<T, kBytes>(args.keys, args.table.col + slot, from, to,
-                            args.targets + int64_t(cursor.row) * place.features, args.constant, args.family, place,
-                            args.tiles, terms);
+      const T* row = args.targets + int64_t(cursor.row) * place.features;
+      if constexpr (kEdges) {
+        const auto all = long_edge_terms<T, kBytes>(args.keys, args.table.col + slot, slot, from, to, row,
+                                                    args.constant, args.family, args.projection, place.features,
+                                                    place.head * args.tiles.channels, args.tiles.channels);
+#pragma unroll
+        for (int u = 0; u < kEdgeBatch; ++u) terms[u] = all.of_edge[u];
+      } else {
+        long_terms<T, kBytes>(args.keys, args.table.col + slot, from, to, row, args.constant, args.family, place,
+                              args.tiles, terms);
+      }
     } else {
-      Acc target[kSize];
-      Vector::unpack(cursor.reducer.of_row, target);
+      Acc target[kTargets][kSize];
+#pragma unroll
+      for (int t = 0; t < kTargets; ++t) Vector::unpack(cursor.reducer.of_row, target[t]);
+      if constexpr (kEdges) {
+        Index slots[kEdgeBatch];
+        batch_slots(slot, slots);
+        args.projection.add(slots, from, to, place.features, place.offset, target);
+      }
 #pragma unroll
       for (int u = 0; u < kEdgeBatch; ++u) {
         terms[u] = Acc(0);
@@ -111,12 +145,15 @@ struct ScoredRows {
         Acc key[kSize];
         Vector::unpack(batch.key[u], key);
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) terms[u] += args.family.term(key[i], target[i], constant[i]);
+        for (int i = 0; i < kSize; ++i) terms[u] += args.family.term(key[i], target[kEdges ? u : 0][i], constant[i]);
       }
     }
     owner.sum_of_head(terms, args.tiles, score);
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) score[o] *= args.family.scale() * Exponent<Acc>::kScale;
+    if constexpr (Family::kEdgeTerms) {
+      if (args.edge_terms) add_edge_terms(slot, from, to, score);
+    }
     if constexpr (Family::kSeparateValues) {
       cursor.reducer.add(from, to, score, positive, batch.factor, batch.value);
     } else {
@@ -150,12 +187,26 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void
 
 namespace bridge {
 
+// Edge features as the kernels take them; all empty without.
+struct ScoredEdges {
+  OptionalTensor attr;    // [num_edges, D'], packed, of a family with kEdgeFeatures
+  OptionalTensor weight;  // [D', H * C], W transposed
+  OptionalTensor terms;   // [num_edges, H, 2], of a family with kEdgeTerms
+};
+
+template <typename T>
+EdgeProjection<T> edge_projection(const OptionalTensor& attr, const OptionalTensor& weight) {
+  if (!attr) return {};
+  return {read_pointer<T>(attr), read_pointer<acc_t<T>>(weight), int(attr->size(1))};
+}
+
 // What both ops of these families do on the host.
 template <template <typename> class Family>
 std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& shape, const Tensor& keys,
                                             const Tensor& values, const Tensor& targets, const OptionalTensor& constant,
                                             const CsrArguments& csr, const OptionalTensor& perm,
-                                            const OptionalTensor& seed, double family_factor, double dropout) {
+                                            const OptionalTensor& seed, double family_factor, double dropout,
+                                            const ScoredEdges& edges = {}) {
   const CudaCall call(keys);
   const ScalarType type = keys.scalar_type(), acc = accumulate_type(type);
   check_tensor(targets, op, "the targets' features", type, {csr.num_rows, shape.width()});
@@ -180,6 +231,8 @@ std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& sha
     args.constant = read_pointer<Acc>(constant);
     args.family = {Acc(family_factor)};
     args.options = edge_options<Acc, Index>(op, csr, perm, std::nullopt, seed, dropout);
+    args.projection = edge_projection<T>(edges.attr, edges.weight);
+    args.edge_terms = edges.terms ? write_pointer<Acc>(*edges.terms) : nullptr;
     args.target = {write_pointer<T>(out),
                    write_pointer<Acc>(lse),
                    nullptr,

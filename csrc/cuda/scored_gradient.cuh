@@ -18,13 +18,13 @@
 #pragma once
 
 #include "bridge/attention.h"
+#include "cuda/packet_sums.cuh"
 #include "cuda/scored_attention.cuh"
 #include "cuda/target_record.cuh"
 
 namespace gnnagg {
 
 constexpr int kGradientPhases = 4;
-constexpr int kPair = 2;  // (logsumexp, D) of a target, (w, ds) of an edge
 
 template <typename Family, typename T, int kBytes, typename Index, int kOwners>
 struct GradientArgs {
@@ -43,69 +43,22 @@ struct GradientArgs {
   const Index* __restrict__ slots;   // [num_edges] slot in `table` of each slot of `reverse`
   Family family;
   EdgeOptions<Acc, Index> options;
-  Acc* records;                       // [num_dst, H, 2]: logsumexp, scaled, and D
-  Acc* edges;                         // [num_edges, H, 2]: w and ds, by slot of `table`
-  T* __restrict__ d_keys;             // [num_src, H * C]
-  T* __restrict__ d_values;           // [num_src, H * C]
-  T* __restrict__ d_targets;          // [num_dst, H * C]
-  Acc* __restrict__ d_constant;       // [num_spans, H * C] or null
-  Acc* __restrict__ target_partials;  // [2 num_spans, H * C]
-  Acc* __restrict__ key_partials;     // [2 reverse spans, H * C]
-  Acc* __restrict__ value_partials;   // [2 reverse spans, H * C]
+  EdgeProjection<T> projection;  // with kEdgeFeatures
+  const Acc* edge_terms;  // with kEdgeTerms [num_edges, H, 2] by slot or null: of the score, scaled, and of <dO, value>
+  const Acc* __restrict__ edge_out;       // [num_dst, H, D], with edge_terms
+  const Acc* __restrict__ grad_edge_out;  // [num_dst, H, D], with edge_terms
+  int edge_dims;                          // D
+  Acc* records;                           // [num_dst, H, 2]: logsumexp, scaled, and D
+  Acc* edges;                             // [num_edges, H, 2]: w and ds, by slot of `table`
+  T* __restrict__ d_keys;                 // [num_src, H * C]
+  T* __restrict__ d_values;               // [num_src, H * C]
+  T* __restrict__ d_targets;              // [num_dst, H * C]
+  Acc* __restrict__ d_constant;           // [num_spans, H * C] or null
+  Acc* __restrict__ target_partials;      // [2 num_spans, H * C]
+  Acc* __restrict__ key_partials;         // [2 reverse spans, H * C]
+  Acc* __restrict__ value_partials;       // [2 reverse spans, H * C]
   int64_t num_dst;
   Phases phases;
-};
-
-// A sum of packets, one row at a time, of `kSums` outputs.
-template <typename T, int kBytes, int kSums>
-struct PacketSums {
-  using Vector = Packet<T, kBytes>;
-  using Acc = acc_t<T>;
-  static constexpr int kSize = Vector::kSize;
-  struct Target {
-    T* out[kSums];
-    Acc* partials[kSums];
-  };
-  struct State {
-    Acc value[kSums][kSize];
-  };
-  Target target;
-  HeadPlace place;
-  State state;
-
-  __device__ __forceinline__ PacketSums(const Target& to, const HeadPlace& at) : target(to), place(at) {}
-  __device__ __forceinline__ void reset() {
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) state.value[s][i] = Acc(0);
-    }
-  }
-  __device__ __forceinline__ void merge(const State& other) {
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) state.value[s][i] += other.value[s][i];
-    }
-  }
-  __device__ __forceinline__ void store_partial(int64_t slot) const {
-    if (!place.active) return;
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) Span<Acc, kSize>::store(target.partials[s] + place.row(slot), state.value[s]);
-  }
-  template <typename Index>
-  __device__ __forceinline__ void merge_partial(int64_t slot, Index) {
-    State other;
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) Span<Acc, kSize>::load(target.partials[s] + place.row(slot), other.value[s]);
-    merge(other);
-  }
-  template <typename Index>
-  __device__ __forceinline__ void store_row(Index row, Index) const {
-    if (!place.active) return;
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) Vector::store(target.out[s] + place.row(row), state.value[s]);
-  }
 };
 
 // The gradient of one target, with its packets and its record.
@@ -142,6 +95,8 @@ struct SourcesOfTarget {
   using Raw = typename Vector::Raw;
   static constexpr int kSize = Vector::kSize, kOwned = Owner::kOwned;
   static constexpr int kValues = Family::kSeparateValues ? kEdgeBatch : 1;
+  static constexpr bool kEdges = Family::kEdgeFeatures;
+  static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
   struct Batch {
     Raw key[kEdgeBatch];
     Raw value[kValues];
@@ -176,17 +131,25 @@ struct SourcesOfTarget {
   }
   template <typename Cursor>
   __device__ __forceinline__ void products(const Batch& batch, Index slot, int from, int to, const Cursor& cursor,
-                                           Acc (&terms)[kEdgeBatch], Acc (&dots)[kEdgeBatch]) const {
+                                           const Acc (&target)[kTargets][kSize], Acc (&terms)[kEdgeBatch],
+                                           Acc (&dots)[kEdgeBatch]) const {
     if (args.tiles.chunks > 1) {
       const int64_t row = int64_t(cursor.row) * place.features;
-      long_terms<T, kBytes>(args.keys, args.table.col + slot, from, to, args.targets + row, args.constant, args.family,
-                            place, args.tiles, terms);
+      if constexpr (kEdges) {
+        const auto all = long_edge_terms<T, kBytes>(
+            args.keys, args.table.col + slot, slot, from, to, args.targets + row, args.constant, args.family,
+            args.projection, place.features, place.head * args.tiles.channels, args.tiles.channels);
+#pragma unroll
+        for (int u = 0; u < kEdgeBatch; ++u) terms[u] = all.of_edge[u];
+      } else {
+        long_terms<T, kBytes>(args.keys, args.table.col + slot, from, to, args.targets + row, args.constant,
+                              args.family, place, args.tiles, terms);
+      }
       long_terms<T, kBytes>(args.values, args.table.col + slot, from, to, args.grad + row,
                             static_cast<const Acc*>(nullptr), Product<Acc>{}, place, args.tiles, dots);
       return;
     }
-    Acc target[kSize], grad[kSize];
-    Vector::unpack(cursor.reducer.of_row, target);
+    Acc grad[kSize];
     Vector::unpack(cursor.reducer.grad_of_row, grad);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
@@ -197,21 +160,52 @@ struct SourcesOfTarget {
       Vector::unpack(Family::kSeparateValues ? batch.value[Family::kSeparateValues ? u : 0] : batch.key[u], value);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        terms[u] += args.family.term(key[i], target[i], constant[i]);
+        terms[u] += args.family.term(key[i], target[kEdges ? u : 0][i], constant[i]);
         dots[u] += grad[i] * value[i];
       }
     }
   }
+  // The target's packet as every edge of a batch sees it.
+  template <typename Cursor>
+  __device__ __forceinline__ void target_packets(Index slot, int from, int to, const Cursor& cursor,
+                                                 Acc (&target)[kTargets][kSize]) const {
+#pragma unroll
+    for (int t = 0; t < kTargets; ++t) Vector::unpack(cursor.reducer.of_row, target[t]);
+    if constexpr (kEdges) {
+      Index slots[kEdgeBatch];
+      batch_slots(slot, slots);
+      args.projection.add(slots, from, to, place.features, place.offset, target);
+    }
+  }
+  // Adds what the edges that this lane owns give of their own to <dO, value>, and takes what they add to their scores off `shift`, which
+  // is subtracted from those.
+  __device__ __forceinline__ void add_edge_terms(Index slot, int from, int to, Acc (&shift)[kOwned],
+                                                 Acc (&dot)[kOwned]) const {
+#pragma unroll
+    for (int o = 0; o < kOwned; ++o) {
+      if (owner.edge(o) < from || owner.edge(o) >= to) continue;
+      Acc pair[kPair];
+      Span<Acc, kPair>::load(args.edge_terms + place.score(slot + owner.edge(o)) * kPair, pair);
+      shift[o] -= pair[0];
+      dot[o] += pair[1];
+    }
+  }
   template <typename Cursor>
   __device__ __forceinline__ void feed_segment(const Batch& batch, Index slot, int from, int to, Cursor& cursor) const {
-    Acc terms[kEdgeBatch], dots[kEdgeBatch], score[kOwned], dot[kOwned], scaled_ds[kOwned];
-    products(batch, slot, from, to, cursor, terms, dots);
+    Acc terms[kEdgeBatch], dots[kEdgeBatch], score[kOwned], dot[kOwned], shift[kOwned], scaled_ds[kOwned];
+    Acc target[kTargets][kSize];
+    target_packets(slot, from, to, cursor, target);
+    products(batch, slot, from, to, cursor, target, terms, dots);
     owner.sum_of_head(terms, args.tiles, score);
     owner.sum_of_head(dots, args.tiles, dot);
 #pragma unroll
+    for (int o = 0; o < kOwned; ++o) shift[o] = cursor.reducer.record[0];
+    if constexpr (Family::kEdgeTerms) {
+      if (args.edge_terms) add_edge_terms(slot, from, to, shift, dot);
+    }
+#pragma unroll
     for (int o = 0; o < kOwned; ++o) {
-      const Acc alpha =
-          Exponent<Acc>::exp(score[o] * (args.family.scale() * Exponent<Acc>::kScale) - cursor.reducer.record[0]);
+      const Acc alpha = Exponent<Acc>::exp(score[o] * (args.family.scale() * Exponent<Acc>::kScale) - shift[o]);
       const Acc ds = alpha * (dot[o] * batch.factor[o] - cursor.reducer.record[1]);
       scaled_ds[o] = ds * args.family.scale();
       const bool mine = owner.edge(o) >= from && owner.edge(o) < to;
@@ -220,18 +214,18 @@ struct SourcesOfTarget {
         Span<Acc, kPair>::store(args.edges + place.score(slot + owner.edge(o)) * kPair, pair);
       }
     }
-    Acc target[kSize];
-    Vector::unpack(cursor.reducer.of_row, target);
+    if constexpr (!kEdges) Vector::unpack(cursor.reducer.of_row, target[0]);  // again: fewer registers through the sums
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (u < from || u >= to) continue;
       const Acc of_edge = owner.of_edge(scaled_ds, u);
       Acc key[kSize];
       Vector::unpack(batch.key[u], key);
+      const Acc(&of_row)[kSize] = target[kEdges ? u : 0];
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        cursor.reducer.state.value[0][i] += of_edge * args.family.of_target(key[i], target[i], constant[i]);
-        if constexpr (Family::kConstant) d_constant[i] += of_edge * args.family.of_constant(key[i], target[i]);
+        cursor.reducer.state.value[0][i] += of_edge * args.family.of_target(key[i], of_row[i], constant[i]);
+        if constexpr (Family::kConstant) d_constant[i] += of_edge * args.family.of_constant(key[i], of_row[i]);
       }
     }
   }
@@ -266,9 +260,11 @@ struct TargetsOfSource {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
+  static constexpr bool kEdges = Family::kEdgeFeatures;
   struct Batch {
     typename Vector::Raw target[kEdgeBatch], grad[kEdgeBatch];
     Acc pair[kEdgeBatch][kPair];
+    Index slot[kEdges ? kEdgeBatch : 1];
   };
 
   const Args& args;
@@ -290,13 +286,36 @@ struct TargetsOfSource {
       batch.grad[u] = grads.load(ids[u]);
       Span<Acc, kPair>::load(args.edges + place.score(slot_ahead[u]) * kPair, batch.pair[u]);
     }
+    if constexpr (kEdges) {
+#pragma unroll
+      for (int u = 0; u < kEdgeBatch; ++u) batch.slot[u] = slot_ahead[u];
+    }
     load_batch(args.slots, Index(at + kEdgeBatch), begin, end, slot_ahead);
   }
   template <typename Cursor>
   __device__ __forceinline__ void feed(const Batch& batch, int u, Index, Cursor& cursor) const {
-    Acc key[kSize], target[kSize], grad[kSize];
-    Vector::unpack(cursor.reducer.of_row, key);
+    Acc target[kSize];
     Vector::unpack(batch.target[u], target);
+    add(batch, u, target, cursor);
+  }
+  template <typename Cursor>
+    requires kEdges
+  __device__ __forceinline__ void feed_segment(const Batch& batch, Index, int from, int to, Cursor& cursor) const {
+    Acc target[kEdgeBatch][kSize];
+#pragma unroll
+    for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(batch.target[u], target[u]);
+    args.projection.add(batch.slot, from, to, place.features, place.offset, target);
+#pragma unroll
+    for (int u = 0; u < kEdgeBatch; ++u) {
+      if (u >= from && u < to) add(batch, u, target[u], cursor);
+    }
+  }
+
+ private:
+  template <typename Cursor>
+  __device__ __forceinline__ void add(const Batch& batch, int u, const Acc (&target)[kSize], Cursor& cursor) const {
+    Acc key[kSize], grad[kSize];
+    Vector::unpack(cursor.reducer.of_row, key);
     Vector::unpack(batch.grad[u], grad);
     auto& value = cursor.reducer.state.value;
     constexpr int kOfValue = Family::kSeparateValues ? 1 : 0;
@@ -308,12 +327,25 @@ struct TargetsOfSource {
   }
 };
 
+// The edge features' share of D for one target and head.
+template <typename Args>
+__device__ __forceinline__ typename Args::Acc edge_dot(const Args& args, int64_t item) {
+  typename Args::Acc dot = 0;
+  for (int d = 0; d < args.edge_dims; ++d) {
+    dot += args.grad_edge_out[item * args.edge_dims + d] * args.edge_out[item * args.edge_dims + d];
+  }
+  return dot;
+}
+
 // Called by every thread.
 template <typename Family, typename T, int kBytes, typename Index, int kOwners>
 __device__ __forceinline__ void prepare(const GradientArgs<Family, T, kBytes, Index, kOwners>& args) {
   using Acc = acc_t<T>;
   for_each_target<T, kBytes>(args.grad, args.out, static_cast<const T*>(nullptr), args.num_dst, args.tiles,
                              [&](int64_t item, Acc dot, Acc) {
+                               if constexpr (Family::kEdgeTerms) {
+                                 if (args.edge_terms) dot += edge_dot(args, item);
+                               }
                                const Acc record[kPair] = {args.lse[item] * Exponent<Acc>::kScale, dot};
                                Span<Acc, kPair>::store(args.records + item * kPair, record);
                              });
@@ -386,6 +418,12 @@ namespace bridge {
 
 struct ScoredGradients {
   Tensor d_keys, d_values, d_targets, d_constant;
+  Tensor edges;  // [num_edges, H, 2]: w, and ds times the family's scale, by slot; nothing where no slot is live
+};
+
+// What the edge features of a family with kEdgeTerms gave to each row, and its gradient.
+struct EdgeOutputs {
+  OptionalTensor out, grad;  // [num_dst, H, D]
 };
 
 // What both ops of these families do on the host.
@@ -394,7 +432,8 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
                                 const Tensor& values, const Tensor& targets, const OptionalTensor& constant,
                                 const Tensor& out, const Tensor& lse, const CsrArguments& csr,
                                 const CsrArguments& reverse, const Tensor& t_slot, const OptionalTensor& perm,
-                                const OptionalTensor& seed, double family_factor, double dropout) {
+                                const OptionalTensor& seed, double family_factor, double dropout,
+                                const ScoredEdges& edge_features = {}, const EdgeOutputs& edge_outputs = {}) {
   const CudaCall call(keys);
   const ScalarType type = keys.scalar_type(), acc = accumulate_type(type);
   const int64_t width = shape.width(), heads = shape.heads;
@@ -439,6 +478,11 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
           args.slots = read_pointer<Index>(t_slot);
           args.family = {Acc(family_factor)};
           args.options = edge_options<Acc, Index>(op, csr, perm, std::nullopt, seed, dropout);
+          args.projection = edge_projection<T>(edge_features.attr, edge_features.weight);
+          args.edge_terms = read_pointer<Acc>(edge_features.terms);
+          args.edge_out = read_pointer<Acc>(edge_outputs.out);
+          args.grad_edge_out = read_pointer<Acc>(edge_outputs.grad);
+          args.edge_dims = edge_outputs.out ? int(edge_outputs.out->size(2)) : 0;
           args.records = write_pointer<Acc>(records);
           args.edges = write_pointer<Acc>(edges);
           args.d_keys = write_pointer<T>(d_keys);
@@ -459,7 +503,7 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
     const int64_t dims[] = {0};
     d_constant = torch::stable::sum(d_constant, torch::headeronly::IntHeaderOnlyArrayRef(dims, 1));
   }
-  return {d_keys, d_values, d_targets, d_constant};
+  return {d_keys, d_values, d_targets, d_constant, edges};
 }
 
 }  // namespace bridge

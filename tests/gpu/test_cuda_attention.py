@@ -6,6 +6,7 @@ That results are right is in tests/test_*_attention.py, which run on the GPU wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -36,10 +37,12 @@ def inputs(op: str, graph: Graph, shape: tuple[int, int], dtype: torch.dtype = t
         scores = [draw(src, heads, seed=1, kind=wide), draw(dst, heads, seed=2, kind=wide)]
         edge = [draw(edges, heads, seed=3, kind=wide)] if op == "gat_edge" else []
         return [draw(src, *shape, seed=0), *scores, *edge]
-    if op == "gatv2":
-        return [draw(src, *shape, seed=0), draw(dst, *shape, seed=1), draw(*shape, seed=2, kind=wide)]
-    if op == "dot":
-        return [draw(dst, *shape, seed=0), draw(src, *shape, seed=1), draw(src, *shape, seed=2)]
+    # Edge features: two blocks of what the kernels take at once, the second not full.
+    extra = [draw(edges, 6, seed=4), draw(shape[0] * shape[1], 6, seed=5, kind=wide)] if "edge" in op else []
+    if op.startswith("gatv2"):
+        return [draw(src, *shape, seed=0), draw(dst, *shape, seed=1), draw(*shape, seed=2, kind=wide), *extra]
+    if op.startswith("dot"):
+        return [draw(dst, *shape, seed=0), draw(src, *shape, seed=1), draw(src, *shape, seed=2), *extra]
     if op == "softmax":
         return [draw(edges, heads, seed=0)]
     width = shape[0] * shape[1]
@@ -50,24 +53,32 @@ def call(op: str, graph: Graph, tensors: Sequence[Tensor], **options: Any) -> Te
     if op in ("gat", "gat_edge"):
         edge = tensors[3] if op == "gat_edge" else None
         return gnnagg.gat_attention(*tensors[:3], graph, edge_score=edge, **options)  # type: ignore[return-value]
-    if op == "gatv2":
-        return gnnagg.gatv2_attention(*tensors, graph, **options)  # type: ignore[return-value]
-    if op == "dot":
-        return gnnagg.dot_attention(*tensors, graph, **options)  # type: ignore[return-value]
+    if op.endswith("_edge"):
+        options |= {"edge_attr": tensors[3], "edge_weight_matrix": tensors[4] / 4}
+    if op.startswith("gatv2"):
+        return gnnagg.gatv2_attention(*tensors[:3], graph, **options)  # type: ignore[return-value]
+    if op.startswith("dot"):
+        return gnnagg.dot_attention(*tensors[:3], graph, **options)  # type: ignore[return-value]
     if op == "softmax":
         return gnnagg.edge_softmax(tensors[0], graph)
     return gnnagg.propagate(tensors[0] / 8, graph, 4, weight=tensors[2] / 8, teleport=0.1, x0=tensors[1])
 
 
+@lru_cache
+def incoming(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An incoming gradient; made once, so that a capture copies nothing from the host."""
+    return features(*shape, dtype=dtype, seed=9, device="cuda")
+
+
 def everything(op: str, graph: Graph, tensors: Sequence[Tensor], **options: Any) -> list[Tensor]:
     """The result and every gradient."""
     out = call(op, graph, tensors, **options)
-    grad = features(*out.shape, dtype=out.dtype, seed=9, device="cuda")
+    grad = incoming(tuple(out.shape), out.dtype)
     return [out.detach(), *torch.autograd.grad(out, list(tensors), grad)]
 
 
-OPS = ["gat", "gat_edge", "gatv2", "dot", "softmax", "propagate"]
-DROPS = ["gat", "gat_edge", "gatv2", "dot"]
+DROPS = ["gat", "gat_edge", "gatv2", "gatv2_edge", "dot", "dot_edge"]
+OPS = [*DROPS, "softmax", "propagate"]
 square = pytest.mark.parametrize("name", ["hub", "LARGE", "no_edges"])
 
 
@@ -243,7 +254,7 @@ def test_hub_of_four_million_edges(op: str) -> None:
         torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-4 * scale + 1e-6)
 
 
-@pytest.mark.parametrize("op", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("op", ["gat", "gatv2", "gatv2_edge", "dot", "dot_edge"])
 def test_memory_is_that_of_nodes_and_edge_scores(op: str) -> None:
     """Forward and backward: less than one tensor of every edge and feature, most of it inputs' gradients and spans."""
     edges = 2_000_000
@@ -260,7 +271,7 @@ def test_memory_is_that_of_nodes_and_edge_scores(op: str) -> None:
     assert extra < edges * 4 * 32 * 4 / 4, f"{extra / 2**20:.0f} MiB"
 
 
-@pytest.mark.parametrize("op", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("op", DROPS)
 def test_gradcheck(op: str) -> None:
     graph = ZOO["gaps"].graph("cuda")
     tensors = inputs(op, graph, (2, 3), torch.float64)
