@@ -178,7 +178,7 @@ def _propagate_rows(run: Run, name: str, teleport: float, direction: Direction, 
 def cells_ratios(run: Run) -> Iterator[Cell]:
     """Backward, sum and half precision on every graph; hubs; launch modes."""
     for name in run.graph_names([*graphs.FIVE, "hub-by-source"]):
-        for shape in run.shapes(("1x64", "4x32")):
+        for shape in run.shapes(("1x64", "8x8", "4x32")):
             yield Cell(f"gat {name} {shape}", name, functools.partial(_self_rows, run, name, shape))
     for shape in run.shapes(("1x64", "4x32")) if run.graph_names(["hub"]) else ():
         yield Cell(f"hub against none {shape}", "hub", functools.partial(_hub_rows, run, shape))

@@ -41,5 +41,11 @@ def fresh_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         return
     monkeypatch.setenv("GNNAGG_DEBUG", "1")  # ids out of range are reported at once, as on the CPU
+    # PyG as on the CPU: torch-scatter gives all of a tie's gradient to one edge, and without this it is chance which of
+    # several self-loops of a node has the last word.
+    monkeypatch.setattr("torch_geometric.typing.WITH_TORCH_SCATTER", False)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
     with torch.device(device):
         yield
+    torch.use_deterministic_algorithms(before)
