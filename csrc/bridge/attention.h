@@ -47,14 +47,16 @@ inline void check_transpose(const char* op, const CsrArguments& csr, const CsrAr
   check_tensor(t_slot, op, "t_slot", csr.index, {csr.num_edges});
 }
 
-template <typename T, int kBytes, typename Index, int kOwners_>
+template <typename T, int kBytes, typename Index, int kOwners_, bool kLong_>
 struct HeadTypes : FeatureTypes<T, kBytes, Index> {
   static constexpr int kOwners = kOwners_;
+  static constexpr bool kLong = kLong_;  // heads may take more than one tile
 };
 
 // Calls body(HeadTypes<...>) for the types of dispatch_widest and the lanes of a head that share the scores of a batch: 4 where that
-// divides them, 2 where a kernel is compiled for pairs as well, else 1. Every attention kernel is compiled for each, so they are few.
-template <bool kPairs, typename Body>
+// divides them, 2 where a kernel is compiled for pairs as well, else 1. With kLongApart, heads of more packets than a warp has lanes take
+// kernels of their own where loads are wide: what they need costs registers. Every attention kernel is compiled for each, so they are few.
+template <bool kPairs, bool kLongApart, typename Body>
 void dispatch_heads(const Tensor& x, const HeadShape& shape, ScalarType index,
                     std::initializer_list<const Tensor*> tensors, Body&& body) {
   dispatch_widest(x, shape.channels, index, tensors, [&](auto types) {
@@ -64,22 +66,27 @@ void dispatch_heads(const Tensor& x, const HeadShape& shape, ScalarType index,
     constexpr int kBytes = Types::kBytes, kElements = kBytes / int(sizeof(T));
     if constexpr (kElements > 1) {
       const int64_t packets = shape.channels / kElements;
-      if (packets % 4 == 0) return body(HeadTypes<T, kBytes, Index, 4>{});
-      if constexpr (kPairs) {
-        if (packets % 2 == 0) return body(HeadTypes<T, kBytes, Index, 2>{});
+      if constexpr (kLongApart) {
+        if (packets > kMaxTileLanes) return body(HeadTypes<T, kBytes, Index, 4, true>{});
       }
+      if (packets % 4 == 0) return body(HeadTypes<T, kBytes, Index, 4, !kLongApart>{});
+      if constexpr (kPairs) {
+        if (packets % 2 == 0) return body(HeadTypes<T, kBytes, Index, 2, !kLongApart>{});
+      }
+      body(HeadTypes<T, kBytes, Index, 1, !kLongApart>{});
+    } else {
+      body(HeadTypes<T, kBytes, Index, 1, true>{});
     }
-    body(HeadTypes<T, kBytes, Index, 1>{});
   });
 }
 
 // A launch with one group for every span and tile, or the whole device where that is less.
 template <typename Index>
 LaunchPlan plan_heads(const void* kernel, const SpanTable<Index>& table, const HeadTiles& tiles,
-                      int num_phases = kReducePhases) {
+                      int num_phases = kReducePhases, int shared_bytes = 0) {
   const int64_t items = table.num_spans * tiles.tiles;
   return LaunchPlan::of(kernel, kAttentionThreads, ceil_div<int64_t>(items * tiles.lanes, kAttentionThreads),
-                        num_phases);
+                        num_phases, shared_bytes);
 }
 
 }  // namespace gnnagg::bridge

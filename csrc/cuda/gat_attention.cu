@@ -16,6 +16,7 @@
 // (seed, edge id, head).
 #include "bridge/attention.h"
 #include "cuda/edge_options.cuh"
+#include "cuda/packet_flight.cuh"
 #include "cuda/reduce_rows.cuh"
 #include "cuda/softmax_reducer.cuh"
 
@@ -59,8 +60,9 @@ struct GatRows {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Owner = EdgeOwner<kOwners>;
+  using Flight = RegisterFlight<kBytes, kEdgeBatch>;
   struct Batch {
-    typename Vector::Raw raw[kEdgeBatch];
+    typename Flight::Batch packets;
     Acc score[Owner::kOwned];  // the source's and the edge's share
     Acc factor[Owner::kOwned];
   };
@@ -71,14 +73,16 @@ struct GatRows {
   const HeadPlace& place;
   const Owner& owner;
   Acc negative_slope;
+  Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
+    flight.begin(batch.packets);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
-      if (inside<kWhole>(Index(slot + u), begin, end)) batch.raw[u] = rows.load(ids[u]);
+      if (inside<kWhole>(Index(slot + u), begin, end)) flight.request(batch.packets, u, rows.row(ids[u]));
     }
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
@@ -104,7 +108,7 @@ struct GatRows {
       positive[o] = before > Acc(0);
       score[o] = leaky_relu(before, negative_slope);
     }
-    cursor.reducer.add(from, to, score, positive, batch.factor, batch.raw);
+    cursor.reducer.add(from, to, score, positive, batch.factor, [&](int u) { return Flight::get(batch.packets, u); });
   }
 };
 
@@ -119,7 +123,8 @@ __device__ __forceinline__ void accumulate(const GatArgs<T, kBytes, Index, kOwne
                                                   args.options,
                                                   place,
                                                   owner,
-                                                  args.negative_slope};
+                                                  args.negative_slope,
+                                                  {}};
     reduce_span(args.table, k, rows, GatReducer<T, kBytes, kOwners, kPositive>(args.target, place, owner, args.a_dst));
   });
 }
@@ -170,7 +175,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_cuda(
   Tensor partial_positives =
       with_positive ? bridge::empty_like_device(z, {partial_rows, shape.width()}, acc) : empty(acc);
 
-  bridge::dispatch_heads<true>(z, shape, csr.index, {&z, &out, &positive_out}, [&](auto types) {
+  bridge::dispatch_heads<true, false>(z, shape, csr.index, {&z, &out, &positive_out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;

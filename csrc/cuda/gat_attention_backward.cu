@@ -20,6 +20,7 @@
 // Determinism. As aggregate_sum; no atomics.
 #include "bridge/attention.h"
 #include "cuda/edge_rows.cuh"
+#include "cuda/packet_flight.cuh"
 #include "cuda/target_record.cuh"
 
 namespace gnnagg {
@@ -30,7 +31,7 @@ constexpr int kPhases = 4;
 // What an edge needs of its target, per head: its share of the score and its logsumexp, both scaled, and D; and padding.
 constexpr int kRecord = 4;
 
-template <typename T, int kBytes, typename Index, int kOwners>
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct GatBackwardArgs {
   using Acc = acc_t<T>;
   SpanTable<Index> table;  // of the transpose: rows are sources
@@ -62,8 +63,8 @@ struct GatBackwardArgs {
 };
 
 // Called by every thread.
-template <typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ void prepare(const GatBackwardArgs<T, kBytes, Index, kOwners>& args) {
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ void prepare(const GatBackwardArgs<T, kBytes, Index, kOwners, kLong>& args) {
   using Acc = acc_t<T>;
   for_each_target<T, kBytes>(
       args.grad, args.out, args.positive_out, args.num_dst, args.tiles, [&](int64_t item, Acc dot, Acc positive_dot) {
@@ -122,10 +123,11 @@ struct SourceGradient {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) state.value[i] = Acc(0);
   }
-  // Edges [from, to) of a batch, all of this row: the ds and the shares of dO of those that this lane owns, and everyone's dO.
+  // Edges [from, to) of a batch, all of this row: the ds and the shares of dO of those that this lane owns, and `packet(u)`,
+  // everyone's dO.
+  template <typename PacketOf>
   __device__ __forceinline__ void add(int from, int to, const Acc (&ds)[Owner::kOwned],
-                                      const Acc (&share)[Owner::kOwned],
-                                      const typename Vector::Raw (&raw)[kEdgeBatch]) {
+                                      const Acc (&share)[Owner::kOwned], PacketOf packet) {
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
       if (owner.edge(o) >= from && owner.edge(o) < to) state.score += ds[o];
@@ -135,7 +137,7 @@ struct SourceGradient {
       if (u < from || u >= to) continue;
       const Acc of_edge = owner.of_edge(share, u);
       Acc values[kSize];
-      Vector::unpack(raw[u], values);
+      Vector::unpack(packet(u), values);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) state.value[i] += of_edge * values[i];
     }
@@ -165,18 +167,21 @@ struct SourceGradient {
   }
 };
 
-template <typename T, int kBytes, typename Index, int kOwners>
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct TargetRows {
-  static constexpr bool kPipelined = Packet<T, kBytes>::kSize <= 4;  // two batches of eight values a lane spill
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
-  using Args = GatBackwardArgs<T, kBytes, Index, kOwners>;
+  using Args = GatBackwardArgs<T, kBytes, Index, kOwners, kLong>;
   using Owner = EdgeOwner<kOwners>;
   static constexpr int kSize = Vector::kSize;
   static constexpr int kOwned = Owner::kOwned;
+  using Flight =
+      PacketFlight<kBytes, kEdgeBatch + kOwned>;  // packets of dO, and the owned edges' records where those fly
+  static constexpr bool kRecordsFly = kBytes == kRecord * int(sizeof(Acc));
   struct Batch {
-    typename Vector::Raw raw[kEdgeBatch];  // dO
-    Acc score[kOwned], lse[kOwned], dot[kOwned];
+    typename Flight::Batch packets;
+    Acc record[kRecordsFly ? 1 : kOwned][kRecord];
+    Acc score[kOwned];  // the edge's own
     Acc factor[kOwned];
     Index place[kOwned];  // of ds
   };
@@ -185,32 +190,49 @@ struct TargetRows {
   PlainRows<T, kBytes, Index> rows;
   const HeadPlace& place;
   const Owner& owner;
+  Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
+    flight.begin(batch.packets);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
-      if (inside<kWhole>(Index(slot + u), begin, end)) batch.raw[u] = rows.load(ids[u]);
+      if (inside<kWhole>(Index(slot + u), begin, end)) flight.request(batch.packets, u, rows.row(ids[u]));
     }
 #pragma unroll
     for (int o = 0; o < kOwned; ++o) {
       const Index mine = slot + owner.edge(o);
+      batch.score[o] = Acc(0);
       batch.factor[o] = Acc(1);
       if (!inside<kWhole>(mine, begin, end)) continue;
-      Acc record[kRecord];
-      Span<Acc, kRecord>::load(args.records + place.score(owner.pick(ids, o)) * kRecord, record);
-      batch.score[o] = record[0];
-      batch.lse[o] = record[1];
-      batch.dot[o] = record[2];
+      const Acc* record = args.records + place.score(owner.pick(ids, o)) * kRecord;
+      if constexpr (kRecordsFly) {
+        flight.request(batch.packets, kEdgeBatch + o, record);
+      } else {
+        Span<Acc, kRecord>::load(record, batch.record[o]);
+      }
       if (args.ds || args.options.any()) batch.place[o] = __ldg(args.slots + mine);
       if (args.options.any()) {
         const int64_t edge = args.options.edge_of(batch.place[o]);
-        batch.score[o] += args.options.score_of(edge, place) * Exponent<Acc>::kScale;
+        batch.score[o] = args.options.score_of(edge, place) * Exponent<Acc>::kScale;
         batch.factor[o] = args.options.factor_of(edge, place);
         if (args.ds_by_edge) batch.place[o] = Index(edge);
       }
+    }
+  }
+
+  // (target's share of the score, logsumexp, D, -) of this lane's o-th edge.
+  __device__ __forceinline__ void record_of(const Batch& batch, int o, Acc (&record)[kRecord]) const {
+    if constexpr (kRecordsFly) {
+      const uint4 raw = Flight::get(batch.packets, kEdgeBatch + o);
+      const uint32_t bits[kRecord] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+      for (int i = 0; i < kRecord; ++i) record[i] = __uint_as_float(bits[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRecord; ++i) record[i] = batch.record[o][i];
     }
   }
 
@@ -218,7 +240,7 @@ struct TargetRows {
   template <typename Cursor>
   __device__ __forceinline__ void multiply(const Batch& batch, Index slot, int from, int to, const Cursor& cursor,
                                            Acc (&products)[kEdgeBatch]) const {
-    if (args.tiles.chunks > 1) {
+    if (kLong && args.tiles.chunks > 1) {
       long_terms<T, kBytes>(args.grad, args.table.col + slot, from, to, args.z + int64_t(cursor.row) * place.features,
                             static_cast<const Acc*>(nullptr), Product<Acc>{}, place, args.tiles, products);
       return;
@@ -230,7 +252,7 @@ struct TargetRows {
       products[u] = Acc(0);
       if (u < from || u >= to || !place.active) continue;
       Acc grad[kSize];
-      Vector::unpack(batch.raw[u], grad);
+      Vector::unpack(Flight::get(batch.packets, u), grad);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) products[u] += grad[i] * z[i];
     }
@@ -242,41 +264,43 @@ struct TargetRows {
     owner.sum_of_head(products, args.tiles, mine);
 #pragma unroll
     for (int o = 0; o < kOwned; ++o) {
-      const Acc score = batch.score[o] + cursor.reducer.score_of_row;
-      const Acc alpha = Exponent<Acc>::exp(leaky_relu(score, args.negative_slope) - batch.lse[o]);
-      ds[o] = alpha * (mine[o] * batch.factor[o] - batch.dot[o]) * leaky_relu_slope(score, args.negative_slope);
+      Acc record[kRecord];
+      record_of(batch, o, record);
+      const Acc score = batch.score[o] + record[0] + cursor.reducer.score_of_row;
+      const Acc alpha = Exponent<Acc>::exp(leaky_relu(score, args.negative_slope) - record[1]);
+      ds[o] = alpha * (mine[o] * batch.factor[o] - record[2]) * leaky_relu_slope(score, args.negative_slope);
       share[o] = alpha * batch.factor[o];
       if (args.ds && place.active && place.first_chunk && place.in_head < kOwners && owner.edge(o) >= from &&
           owner.edge(o) < to) {
         __stcg(args.ds + place.score(batch.place[o]), ds[o]);
       }
     }
-    cursor.reducer.add(from, to, ds, share, batch.raw);
+    cursor.reducer.add(from, to, ds, share, [&](int u) { return Flight::get(batch.packets, u); });
   }
 };
 
-template <typename T, int kBytes, typename Index, int kOwners>
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
 __device__ __forceinline__ typename SourceGradient<T, kBytes, kOwners>::Target source_target(
-    const GatBackwardArgs<T, kBytes, Index, kOwners>& args) {
+    const GatBackwardArgs<T, kBytes, Index, kOwners, kLong>& args) {
   return {args.z, args.a_src, args.dz, args.da_src, args.partials, args.partial_scores};
 }
 
 // Called by every thread, once the records are visible.
-template <typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ void walk_sources(const GatBackwardArgs<T, kBytes, Index, kOwners>& args,
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ void walk_sources(const GatBackwardArgs<T, kBytes, Index, kOwners, kLong>& args,
                                              const Group& group) {
   for_each_span(args.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
     const HeadPlace place(args.tiles, group, int(tile), Packet<T, kBytes>::kSize);
     const EdgeOwner<kOwners> owner(args.tiles, group);
-    const TargetRows<T, kBytes, Index, kOwners> rows{
-        args, {args.grad + place.offset, uint32_t(place.features * sizeof(T))}, place, owner};
+    const TargetRows<T, kBytes, Index, kOwners, kLong> rows{
+        args, {args.grad + place.offset, uint32_t(place.features * sizeof(T))}, place, owner, {}};
     reduce_span(args.table, k, rows, SourceGradient<T, kBytes, kOwners>(source_target(args), place, owner));
   });
 }
 
 // Called by every thread, once the partials are visible.
-template <typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ void combine_sources(const GatBackwardArgs<T, kBytes, Index, kOwners>& args,
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ void combine_sources(const GatBackwardArgs<T, kBytes, Index, kOwners, kLong>& args,
                                                 const Group& group) {
   combine_rows(args.table, args.tiles.tiles, group, [&](int64_t tile) {
     return SourceGradient<T, kBytes, kOwners>(source_target(args),
@@ -291,14 +315,14 @@ struct EdgeValue {
   __device__ __forceinline__ Acc operator()(int64_t at) const { return __ldcg(values + at); }
 };
 
-template <typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ auto target_sums(const GatBackwardArgs<T, kBytes, Index, kOwners>& args) {
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ auto target_sums(const GatBackwardArgs<T, kBytes, Index, kOwners, kLong>& args) {
   return SumRule<acc_t<T>, EdgeValue<acc_t<T>>>{{args.ds}, args.da_dst, args.partial_sums};
 }
 
-template <typename T, int kBytes, typename Index, int kOwners>
+template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
 __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void gat_attention_backward_kernel(
-    const GatBackwardArgs<T, kBytes, Index, kOwners> args) {
+    const GatBackwardArgs<T, kBytes, Index, kOwners, kLong> args) {
   const auto grid = cooperative_groups::this_grid();
   const Group group(args.tiles.lanes);
   if (args.phases.has(0)) prepare(args);
@@ -359,14 +383,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward_cuda(
          partial_scores = make({2 * reverse.num_spans, heads}, acc);
   Tensor partial_sums = make({need_dst && writes_ds ? 2 * csr.num_spans : 0, heads}, acc);
 
-  bridge::dispatch_heads<true>(z, shape, csr.index, {&z, &grad, &out, &dz, &positive_out}, [&](auto types) {
+  bridge::dispatch_heads<true, true>(z, shape, csr.index, {&z, &grad, &out, &dz, &positive_out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;
     using Acc = acc_t<T>;
     constexpr int kBytes = Types::kBytes;
     constexpr int kOwners = Types::kOwners;
-    GatBackwardArgs<T, kBytes, Index, kOwners> args{};
+    constexpr bool kLong = Types::kLong;
+    GatBackwardArgs<T, kBytes, Index, kOwners, kLong> args{};
     args.table = reverse.table<Index>();
     args.tiles = shape.tiles(reverse, Packet<T, kBytes>::kSize);
     args.grad = bridge::read_pointer<T>(grad);
@@ -393,8 +418,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward_cuda(
     args.partial_sums = bridge::write_pointer<Acc>(partial_sums);
     args.num_dst = csr.num_rows;
     args.negative_slope = Acc(negative_slope);
-    const auto* kernel = reinterpret_cast<const void*>(&gat_attention_backward_kernel<T, kBytes, Index, kOwners>);
-    launch_phases(bridge::plan_heads(kernel, args.table, args.tiles, kPhases), args, kPhases, call.stream);
+    const auto* kernel =
+        reinterpret_cast<const void*>(&gat_attention_backward_kernel<T, kBytes, Index, kOwners, kLong>);
+    constexpr int kSharedBytes = TargetRows<T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
+    launch_phases(bridge::plan_heads(kernel, args.table, args.tiles, kPhases, kSharedBytes), args, kPhases,
+                  call.stream);
   });
   return {dz, da_src, da_dst, d_edge};
 }

@@ -23,7 +23,7 @@ struct Residency {
   bool cooperative;
 };
 
-Residency residency(const void* kernel, int block) {
+Residency residency(const void* kernel, int block, int shared_bytes) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, Residency> known;
   int device = 0;
@@ -35,7 +35,12 @@ Residency residency(const void* kernel, int block) {
   int supported = 0;
   check_cuda(cudaDeviceGetAttribute(&result.sms, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
   check_cuda(cudaDeviceGetAttribute(&supported, cudaDevAttrCooperativeLaunch, device), "cooperative launch attribute");
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&result.blocks_per_sm, kernel, block, 0), "occupancy");
+  if (shared_bytes > 0) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+               "shared memory");
+  }
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&result.blocks_per_sm, kernel, block, size_t(shared_bytes)),
+             "occupancy");
   result.cooperative = supported != 0 && result.blocks_per_sm > 0;
   known.insert({{kernel, device}, result});
   return result;
@@ -53,8 +58,8 @@ void check_cuda(cudaError_t status, const char* what) {
   throw std::runtime_error(std::string("gnnagg: ") + what + " failed: " + cudaGetErrorString(status));
 }
 
-LaunchPlan LaunchPlan::of(const void* kernel, int block, int64_t useful_blocks, int num_phases) {
-  const Residency here = residency(kernel, block);
+LaunchPlan LaunchPlan::of(const void* kernel, int block, int64_t useful_blocks, int num_phases, int shared_bytes) {
+  const Residency here = residency(kernel, block, shared_bytes);
   const int64_t resident = int64_t(std::max(here.blocks_per_sm, 1)) * here.sms;
   const int grid = int(std::max<int64_t>(1, std::min(resident, useful_blocks)));
   // auto is cooperative wherever there is more than one phase. H200, sums in a replayed CUDA graph, cooperative against two
@@ -62,7 +67,7 @@ LaunchPlan LaunchPlan::of(const void* kernel, int block, int64_t useful_blocks, 
   // costs the host 3 to 5 us more; from 2 M edges on they are equal, and without split rows the barrier is skipped.
   const bool wanted = launch_mode() != LaunchMode::kStaged && num_phases > 1;
   const bool cooperative = wanted && here.cooperative && !cooperative_refused.load(std::memory_order_relaxed);
-  return {kernel, grid, block, here.blocks_per_sm, here.sms, cooperative};
+  return {kernel, grid, block, shared_bytes, here.blocks_per_sm, here.sms, cooperative};
 }
 
 bool detail::launch(const LaunchPlan& plan, void* args, bool cooperative, cudaStream_t stream) {
@@ -70,11 +75,12 @@ bool detail::launch(const LaunchPlan& plan, void* args, bool cooperative, cudaSt
   last_plan.cooperative = cooperative;
   void* arguments[] = {args};
   if (!cooperative) {
-    check_cuda(cudaLaunchKernel(plan.kernel, plan.grid, plan.block, arguments, 0, stream), "kernel launch");
+    check_cuda(cudaLaunchKernel(plan.kernel, plan.grid, plan.block, arguments, size_t(plan.shared_bytes), stream),
+               "kernel launch");
     return true;
   }
-  const cudaError_t status =
-      cudaLaunchCooperativeKernel(plan.kernel, dim3(plan.grid), dim3(plan.block), arguments, 0, stream);
+  const cudaError_t status = cudaLaunchCooperativeKernel(plan.kernel, dim3(plan.grid), dim3(plan.block), arguments,
+                                                         size_t(plan.shared_bytes), stream);
   if (status == cudaErrorCooperativeLaunchTooLarge) {
     cudaGetLastError();
     if (!cooperative_refused.exchange(true)) {

@@ -29,13 +29,14 @@ struct LaunchPlan {
   const void* kernel;
   int grid;           // blocks
   int block;          // threads
+  int shared_bytes;   // of dynamic shared memory, a block
   int blocks_per_sm;  // that can be co-resident, in the current context
   int sms;
   bool cooperative;
 
   // Plans a launch of `useful_blocks` blocks at most, on the current device. Takes the occupancy of this very kernel, which
   // MPS and MIG shrink, so a cooperative grid is co-resident by construction.
-  static LaunchPlan of(const void* kernel, int block, int64_t useful_blocks, int num_phases);
+  static LaunchPlan of(const void* kernel, int block, int64_t useful_blocks, int num_phases, int shared_bytes = 0);
 };
 
 // The plan of this thread's last launch; all zero before the first.

@@ -19,9 +19,10 @@ struct Gatv2Score {
   static constexpr bool kEdgeTerms = false;
   Acc negative_slope;
 
-  __device__ __forceinline__ Acc term(Acc a, Acc b, Acc c) const { return c * leaky_relu(a + b, negative_slope); }
+  // The product with the slope comes first: it is the same for every edge.
+  __device__ __forceinline__ Acc term(Acc a, Acc b, Acc c) const { return of_source(a, b, c) * (a + b); }
   __device__ __forceinline__ Acc of_source(Acc a, Acc b, Acc c) const {
-    return c * leaky_relu_slope(a + b, negative_slope);
+    return a + b > Acc(0) ? c : c * negative_slope;
   }
   __device__ __forceinline__ Acc of_target(Acc a, Acc b, Acc c) const { return of_source(a, b, c); }
   __device__ __forceinline__ Acc of_constant(Acc a, Acc b) const { return leaky_relu(a + b, negative_slope); }

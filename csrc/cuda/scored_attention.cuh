@@ -8,6 +8,7 @@
 
 #include "bridge/attention.h"
 #include "cuda/edge_features.cuh"
+#include "cuda/packet_flight.cuh"
 #include "cuda/score_family.cuh"
 #include "cuda/softmax_reducer.cuh"
 
@@ -15,7 +16,7 @@ namespace gnnagg {
 
 constexpr int kPair = 2;  // (logsumexp, D) of a target; (w, ds), or two terms, of an edge and head
 
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct ScoredArgs {
   using Acc = acc_t<T>;
   SpanTable<Index> table;
@@ -57,23 +58,20 @@ struct TargetSoftmax : SoftmaxReducer<T, kBytes, kOwners, false> {
   __device__ __forceinline__ void enter() { of_row = of_next; }
 };
 
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct ScoredRows {
-  // Two batches of keys and values, or of eight values a lane, or with edge features, spill.
-  static constexpr bool kPipelined =
-      !Family::kSeparateValues && !Family::kEdgeFeatures && Packet<T, kBytes>::kSize <= 4;
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
-  using Args = ScoredArgs<Family, T, kBytes, Index, kOwners>;
+  using Args = ScoredArgs<Family, T, kBytes, Index, kOwners, kLong>;
   using Owner = EdgeOwner<kOwners>;
   using Raw = typename Vector::Raw;
   static constexpr int kSize = Vector::kSize;
-  static constexpr int kValues = Family::kSeparateValues ? kEdgeBatch : 1;
+  static constexpr int kValue = Family::kSeparateValues ? kEdgeBatch : 0;  // the first value among the packets
   static constexpr bool kEdges = Family::kEdgeFeatures;
   static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
+  using Flight = PacketFlight<kBytes, kEdgeBatch + kValue>;
   struct Batch {
-    Raw key[kEdgeBatch];
-    Raw value[kValues];
+    typename Flight::Batch packets;
     Acc factor[Owner::kOwned];
   };
 
@@ -82,16 +80,18 @@ struct ScoredRows {
   const HeadPlace& place;
   const Owner& owner;
   Acc constant[kSize];
+  Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
+    flight.begin(batch.packets);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (!inside<kWhole>(Index(slot + u), begin, end)) continue;
-      batch.key[u] = keys.load(ids[u]);
-      if constexpr (Family::kSeparateValues) batch.value[u] = values.load(ids[u]);
+      flight.request(batch.packets, u, keys.row(ids[u]));
+      if constexpr (Family::kSeparateValues) flight.request(batch.packets, kValue + u, values.row(ids[u]));
     }
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
@@ -117,7 +117,7 @@ struct ScoredRows {
   __device__ __forceinline__ void feed_segment(const Batch& batch, Index slot, int from, int to, Cursor& cursor) const {
     Acc terms[kEdgeBatch], score[Owner::kOwned];
     const bool positive[Owner::kOwned] = {};
-    if (args.tiles.chunks > 1) {
+    if (kLong && args.tiles.chunks > 1) {
       const T* row = args.targets + int64_t(cursor.row) * place.features;
       if constexpr (kEdges) {
         const auto all = long_edge_terms<T, kBytes>(args.keys, args.table.col + slot, slot, from, to, row,
@@ -143,7 +143,7 @@ struct ScoredRows {
         terms[u] = Acc(0);
         if (u < from || u >= to || !place.active) continue;
         Acc key[kSize];
-        Vector::unpack(batch.key[u], key);
+        Vector::unpack(Flight::get(batch.packets, u), key);
 #pragma unroll
         for (int i = 0; i < kSize; ++i) terms[u] += args.family.term(key[i], target[kEdges ? u : 0][i], constant[i]);
       }
@@ -154,25 +154,22 @@ struct ScoredRows {
     if constexpr (Family::kEdgeTerms) {
       if (args.edge_terms) add_edge_terms(slot, from, to, score);
     }
-    if constexpr (Family::kSeparateValues) {
-      cursor.reducer.add(from, to, score, positive, batch.factor, batch.value);
-    } else {
-      cursor.reducer.add(from, to, score, positive, batch.factor, batch.key);
-    }
+    cursor.reducer.add(from, to, score, positive, batch.factor,
+                       [&](int u) { return Flight::get(batch.packets, kValue + u); });
   }
 };
 
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void scored_attention_kernel(
-    const ScoredArgs<Family, T, kBytes, Index, kOwners> args) {
+    const ScoredArgs<Family, T, kBytes, Index, kOwners, kLong> args) {
   const Group group(args.tiles.lanes);
   const EdgeOwner<kOwners> owner(args.tiles, group);
   const uint32_t row_bytes = uint32_t(args.tiles.features * sizeof(T));
   if (args.phases.has(0)) {
     for_each_span(args.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
       const HeadPlace place(args.tiles, group, int(tile), Packet<T, kBytes>::kSize);
-      ScoredRows<Family, T, kBytes, Index, kOwners> rows{
-          args, {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner};
+      ScoredRows<Family, T, kBytes, Index, kOwners, kLong> rows{
+          args, {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner, {}, {}};
       load_constant(args.constant, place, rows.constant);
       reduce_span(args.table, k, rows, TargetSoftmax<T, kBytes, kOwners>(args.target, place, owner, args.targets));
     });
@@ -216,13 +213,14 @@ std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& sha
   if (csr.num_rows == 0) return {out, lse};
   Tensor partials = empty_like_device(keys, {2 * csr.num_spans, shape.width()}, acc);
   Tensor partial_scores = empty_like_device(keys, {2 * csr.num_spans, shape.heads, kPartialScores}, acc);
-  dispatch_heads<false>(keys, shape, csr.index, {&keys, &values, &targets, &out}, [&](auto types) {
+  dispatch_heads<false, true>(keys, shape, csr.index, {&keys, &values, &targets, &out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;
     using Acc = acc_t<T>;
     constexpr int kBytes = Types::kBytes, kOwners = Types::kOwners;
-    ScoredArgs<Family<Acc>, T, kBytes, Index, kOwners> args{};
+    constexpr bool kLong = Types::kLong;
+    ScoredArgs<Family<Acc>, T, kBytes, Index, kOwners, kLong> args{};
     args.table = csr.table<Index>();
     args.tiles = shape.tiles(csr, Packet<T, kBytes>::kSize);
     args.keys = read_pointer<T>(keys);
@@ -241,8 +239,10 @@ std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& sha
                    write_pointer<Acc>(partial_scores),
                    nullptr};
     const auto* kernel =
-        reinterpret_cast<const void*>(&scored_attention_kernel<Family<Acc>, T, kBytes, Index, kOwners>);
-    launch_phases(plan_heads(kernel, args.table, args.tiles), args, kReducePhases, call.stream);
+        reinterpret_cast<const void*>(&scored_attention_kernel<Family<Acc>, T, kBytes, Index, kOwners, kLong>);
+    constexpr int kSharedBytes = ScoredRows<Family<Acc>, T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
+    launch_phases(plan_heads(kernel, args.table, args.tiles, kReducePhases, kSharedBytes), args, kReducePhases,
+                  call.stream);
   });
   return {out, lse};
 }

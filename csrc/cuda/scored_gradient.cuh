@@ -26,7 +26,7 @@ namespace gnnagg {
 
 constexpr int kGradientPhases = 4;
 
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct GradientArgs {
   using Acc = acc_t<T>;
   SpanTable<Index> table;            // rows are targets
@@ -87,19 +87,19 @@ struct TargetGradient : PacketSums<T, kBytes, 1> {
   }
 };
 
-template <typename Args, typename Family, typename T, int kBytes, typename Index, int kOwners>
+template <typename Args, typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct SourcesOfTarget {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Owner = EdgeOwner<kOwners>;
   using Raw = typename Vector::Raw;
   static constexpr int kSize = Vector::kSize, kOwned = Owner::kOwned;
-  static constexpr int kValues = Family::kSeparateValues ? kEdgeBatch : 1;
+  static constexpr int kValue = Family::kSeparateValues ? kEdgeBatch : 0;  // the first value among the packets
   static constexpr bool kEdges = Family::kEdgeFeatures;
   static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
+  using Flight = PacketFlight<kBytes, kEdgeBatch + kValue>;
   struct Batch {
-    Raw key[kEdgeBatch];
-    Raw value[kValues];
+    typename Flight::Batch packets;
     Acc factor[kOwned];
   };
 
@@ -109,16 +109,18 @@ struct SourcesOfTarget {
   const Owner& owner;
   Acc constant[kSize];
   Acc (&d_constant)[kSize];
+  Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
+    flight.begin(batch.packets);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (!inside<kWhole>(Index(slot + u), begin, end)) continue;
-      batch.key[u] = keys.load(ids[u]);
-      if constexpr (Family::kSeparateValues) batch.value[u] = values.load(ids[u]);
+      flight.request(batch.packets, u, keys.row(ids[u]));
+      if constexpr (Family::kSeparateValues) flight.request(batch.packets, kValue + u, values.row(ids[u]));
     }
 #pragma unroll
     for (int o = 0; o < kOwned; ++o) {
@@ -133,7 +135,7 @@ struct SourcesOfTarget {
   __device__ __forceinline__ void products(const Batch& batch, Index slot, int from, int to, const Cursor& cursor,
                                            const Acc (&target)[kTargets][kSize], Acc (&terms)[kEdgeBatch],
                                            Acc (&dots)[kEdgeBatch]) const {
-    if (args.tiles.chunks > 1) {
+    if (kLong && args.tiles.chunks > 1) {
       const int64_t row = int64_t(cursor.row) * place.features;
       if constexpr (kEdges) {
         const auto all = long_edge_terms<T, kBytes>(
@@ -156,8 +158,9 @@ struct SourcesOfTarget {
       terms[u] = dots[u] = Acc(0);
       if (u < from || u >= to || !place.active) continue;
       Acc key[kSize], value[kSize];
-      Vector::unpack(batch.key[u], key);
-      Vector::unpack(Family::kSeparateValues ? batch.value[Family::kSeparateValues ? u : 0] : batch.key[u], value);
+      const Raw of_key = Flight::get(batch.packets, u);
+      Vector::unpack(of_key, key);
+      Vector::unpack(Family::kSeparateValues ? Flight::get(batch.packets, kValue + u) : of_key, value);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         terms[u] += args.family.term(key[i], target[kEdges ? u : 0][i], constant[i]);
@@ -220,7 +223,7 @@ struct SourcesOfTarget {
       if (u < from || u >= to) continue;
       const Acc of_edge = owner.of_edge(scaled_ds, u);
       Acc key[kSize];
-      Vector::unpack(batch.key[u], key);
+      Vector::unpack(Flight::get(batch.packets, u), key);
       const Acc(&of_row)[kSize] = target[kEdges ? u : 0];
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
@@ -261,8 +264,9 @@ struct TargetsOfSource {
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
   static constexpr bool kEdges = Family::kEdgeFeatures;
+  using Flight = PacketFlight<kBytes, 2 * kEdgeBatch>;  // packets of targets, and of dO
   struct Batch {
-    typename Vector::Raw target[kEdgeBatch], grad[kEdgeBatch];
+    typename Flight::Batch packets;
     Acc pair[kEdgeBatch][kPair];
     Index slot[kEdges ? kEdgeBatch : 1];
   };
@@ -272,6 +276,7 @@ struct TargetsOfSource {
   const HeadPlace& place;
   Acc constant[kSize];
   Index slot_ahead[kEdgeBatch];
+  Flight flight;
 
   __device__ __forceinline__ void start(Index at, Index begin, Index end) {
     load_batch(args.slots, at, begin, end, slot_ahead);
@@ -279,11 +284,12 @@ struct TargetsOfSource {
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index at, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
+    flight.begin(batch.packets);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (!inside<kWhole>(Index(at + u), begin, end)) continue;
-      batch.target[u] = targets.load(ids[u]);
-      batch.grad[u] = grads.load(ids[u]);
+      flight.request(batch.packets, u, targets.row(ids[u]));
+      flight.request(batch.packets, kEdgeBatch + u, grads.row(ids[u]));
       Span<Acc, kPair>::load(args.edges + place.score(slot_ahead[u]) * kPair, batch.pair[u]);
     }
     if constexpr (kEdges) {
@@ -295,7 +301,7 @@ struct TargetsOfSource {
   template <typename Cursor>
   __device__ __forceinline__ void feed(const Batch& batch, int u, Index, Cursor& cursor) const {
     Acc target[kSize];
-    Vector::unpack(batch.target[u], target);
+    Vector::unpack(Flight::get(batch.packets, u), target);
     add(batch, u, target, cursor);
   }
   template <typename Cursor>
@@ -303,7 +309,7 @@ struct TargetsOfSource {
   __device__ __forceinline__ void feed_segment(const Batch& batch, Index, int from, int to, Cursor& cursor) const {
     Acc target[kEdgeBatch][kSize];
 #pragma unroll
-    for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(batch.target[u], target[u]);
+    for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(Flight::get(batch.packets, u), target[u]);
     args.projection.add(batch.slot, from, to, place.features, place.offset, target);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
@@ -316,7 +322,7 @@ struct TargetsOfSource {
   __device__ __forceinline__ void add(const Batch& batch, int u, const Acc (&target)[kSize], Cursor& cursor) const {
     Acc key[kSize], grad[kSize];
     Vector::unpack(cursor.reducer.of_row, key);
-    Vector::unpack(batch.grad[u], grad);
+    Vector::unpack(Flight::get(batch.packets, kEdgeBatch + u), grad);
     auto& value = cursor.reducer.state.value;
     constexpr int kOfValue = Family::kSeparateValues ? 1 : 0;
 #pragma unroll
@@ -338,8 +344,8 @@ __device__ __forceinline__ typename Args::Acc edge_dot(const Args& args, int64_t
 }
 
 // Called by every thread.
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ void prepare(const GradientArgs<Family, T, kBytes, Index, kOwners>& args) {
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ void prepare(const GradientArgs<Family, T, kBytes, Index, kOwners, kLong>& args) {
   using Acc = acc_t<T>;
   for_each_target<T, kBytes>(args.grad, args.out, static_cast<const T*>(nullptr), args.num_dst, args.tiles,
                              [&](int64_t item, Acc dot, Acc) {
@@ -352,9 +358,9 @@ __device__ __forceinline__ void prepare(const GradientArgs<Family, T, kBytes, In
 }
 
 // Called by every thread, once the records are visible.
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ void walk_targets(const GradientArgs<Family, T, kBytes, Index, kOwners>& args) {
-  using Args = GradientArgs<Family, T, kBytes, Index, kOwners>;
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ void walk_targets(const GradientArgs<Family, T, kBytes, Index, kOwners, kLong>& args) {
+  using Args = GradientArgs<Family, T, kBytes, Index, kOwners, kLong>;
   constexpr int kSize = Packet<T, kBytes>::kSize;
   const Group group(args.tiles.lanes);
   const EdgeOwner<kOwners> owner(args.tiles, group);
@@ -362,9 +368,14 @@ __device__ __forceinline__ void walk_targets(const GradientArgs<Family, T, kByte
   for_each_span(args.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
     const HeadPlace place(args.tiles, group, int(tile), kSize);
     acc_t<T> d_constant[kSize] = {};
-    SourcesOfTarget<Args, Family, T, kBytes, Index, kOwners> sources{
-        args,      {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner, {},
-        d_constant};
+    SourcesOfTarget<Args, Family, T, kBytes, Index, kOwners, kLong> sources{args,
+                                                                            {args.keys + place.offset, row_bytes},
+                                                                            {args.values + place.offset, row_bytes},
+                                                                            place,
+                                                                            owner,
+                                                                            {},
+                                                                            d_constant,
+                                                                            {}};
     load_constant(args.constant, place, sources.constant);
     reduce_span(args.table, k, sources, TargetGradient<Args, T, kBytes>(args, place));
     if constexpr (Family::kConstant) {
@@ -374,25 +385,25 @@ __device__ __forceinline__ void walk_targets(const GradientArgs<Family, T, kByte
 }
 
 // Called by every thread, once the edges' pairs are visible.
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
-__device__ __forceinline__ void walk_sources(const GradientArgs<Family, T, kBytes, Index, kOwners>& args) {
-  using Args = GradientArgs<Family, T, kBytes, Index, kOwners>;
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
+__device__ __forceinline__ void walk_sources(const GradientArgs<Family, T, kBytes, Index, kOwners, kLong>& args) {
+  using Args = GradientArgs<Family, T, kBytes, Index, kOwners, kLong>;
   constexpr int kSize = Packet<T, kBytes>::kSize;
   const Group group(args.reverse_tiles.lanes);
   const uint32_t row_bytes = uint32_t(args.reverse_tiles.features * sizeof(T));
   for_each_span(args.reverse, args.reverse_tiles.tiles, group, [&](int64_t k, int64_t tile) {
     const HeadPlace place(args.reverse_tiles, group, int(tile), kSize);
     TargetsOfSource<Args, Family, T, kBytes, Index> targets{
-        args, {args.targets + place.offset, row_bytes}, {args.grad + place.offset, row_bytes}, place, {}, {}};
+        args, {args.targets + place.offset, row_bytes}, {args.grad + place.offset, row_bytes}, place, {}, {}, {}};
     load_constant(args.constant, place, targets.constant);
     reduce_span(args.reverse, k, targets, KeyGradient<Args, Family, T, kBytes>(args, place));
   });
 }
 
-template <typename Family, typename T, int kBytes, typename Index, int kOwners>
+template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void scored_gradient_kernel(
-    const GradientArgs<Family, T, kBytes, Index, kOwners> args) {
-  using Args = GradientArgs<Family, T, kBytes, Index, kOwners>;
+    const GradientArgs<Family, T, kBytes, Index, kOwners, kLong> args) {
+  using Args = GradientArgs<Family, T, kBytes, Index, kOwners, kLong>;
   constexpr int kSize = Packet<T, kBytes>::kSize;
   const auto grid = cooperative_groups::this_grid();
   if (args.phases.has(0)) prepare(args);
@@ -456,14 +467,15 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
   Tensor key_partials = make({2 * reverse.num_spans, width}, acc);
   Tensor value_partials = make({kSeparate ? 2 * reverse.num_spans : 0, width}, acc);
   if (!is_empty) {
-    dispatch_heads<false>(
+    dispatch_heads<false, true>(
         keys, shape, csr.index, {&keys, &values, &targets, &grad, &out, &d_keys, &d_targets}, [&](auto types) {
           using Types = decltype(types);
           using T = typename Types::Element;
           using Index = typename Types::Index;
           using Acc = acc_t<T>;
           constexpr int kBytes = Types::kBytes, kOwners = Types::kOwners, kSize = Packet<T, kBytes>::kSize;
-          GradientArgs<Family<Acc>, T, kBytes, Index, kOwners> args{};
+          constexpr bool kLong = Types::kLong;
+          GradientArgs<Family<Acc>, T, kBytes, Index, kOwners, kLong> args{};
           args.table = csr.table<Index>();
           args.reverse = reverse.table<Index>();
           args.tiles = shape.tiles(csr, kSize);
@@ -494,9 +506,15 @@ ScoredGradients scored_gradient(const char* op, const HeadShape& shape, const Te
           args.value_partials = write_pointer<Acc>(value_partials);
           args.num_dst = csr.num_rows;
           const auto* kernel =
-              reinterpret_cast<const void*>(&scored_gradient_kernel<Family<Acc>, T, kBytes, Index, kOwners>);
+              reinterpret_cast<const void*>(&scored_gradient_kernel<Family<Acc>, T, kBytes, Index, kOwners, kLong>);
           const auto& most = csr.num_spans > reverse.num_spans ? args.table : args.reverse;
-          launch_phases(plan_heads(kernel, most, args.tiles, kGradientPhases), args, kGradientPhases, call.stream);
+          using Args = GradientArgs<Family<Acc>, T, kBytes, Index, kOwners, kLong>;
+          constexpr int kOfTargets =
+              SourcesOfTarget<Args, Family<Acc>, T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
+          constexpr int kOfSources = TargetsOfSource<Args, Family<Acc>, T, kBytes, Index>::Flight::kSharedBytes;
+          const LaunchPlan plan =
+              plan_heads(kernel, most, args.tiles, kGradientPhases, std::max(kOfTargets, kOfSources));
+          launch_phases(plan, args, kGradientPhases, call.stream);
         });
   }
   if constexpr (kConstant) {

@@ -57,10 +57,11 @@ struct SoftmaxReducer {
     for (int i = 0; i < kPositives; ++i) state.positive[i] = Acc(0);
   }
   // Edges [from, to) of a batch, all of this row: the scaled scores of those that this lane owns, the factors that dropout puts
-  // on their weights, and everyone's feature rows.
+  // on their weights, and `packet(u)`, everyone's feature rows.
+  template <typename PacketOf>
   __device__ __forceinline__ void add(int from, int to, const Acc (&score)[Owner::kOwned],
                                       const bool (&positive)[Owner::kOwned], const Acc (&factor)[Owner::kOwned],
-                                      const typename Vector::Raw (&raw)[kEdgeBatch]) {
+                                      PacketOf packet) {
     Acc most = SoftmaxLimits<Acc>::kLowestScore;
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
@@ -93,7 +94,7 @@ struct SoftmaxReducer {
       const Acc signed_share = owner.of_edge(share, u);
       const Acc of_edge = kPositive ? abs(signed_share) : signed_share;
       Acc values[kSize];
-      Vector::unpack(raw[u], values);
+      Vector::unpack(packet(u), values);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) state.value[i] += of_edge * values[i];
       if constexpr (kPositive) {

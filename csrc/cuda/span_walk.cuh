@@ -202,10 +202,9 @@ __device__ __forceinline__ void feed_batch(const Source& source, const typename 
   }
 }
 
-// A Source that does much with a batch says kPipelined: the rows of one batch are then asked for before those of the batch before are
-// used, which takes the registers of two batches.
+// A Source whose packets fly (packet_flight.cuh): batches are requested Flight::kAhead before they are used.
 template <typename Source>
-concept Pipelined = Source::kPipelined;
+concept Flies = requires { typename Source::Flight; };
 
 // Called by every thread of a group: reduces the rows of span k.
 template <typename Index, typename Source, typename Reducer>
@@ -218,16 +217,25 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
     Index ids[kEdgeBatch];
     load_batch(table.col, slot, begin, end, ids);
     source.start(slot, begin, end);
-    typename Source::Batch batch;
-    if constexpr (Pipelined<Source>) {
-      request_batch(table, source, batch, slot, begin, end, ids);
+    if constexpr (Flies<Source>) {
+      using Flight = typename Source::Flight;
+      constexpr int kAhead = Flight::kAhead;
+      typename Source::Batch batches[kAhead + 1];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        request_batch(table, source, batches[a], Index(slot + a * kEdgeBatch), begin, end, ids);
+        Flight::commit();
+      }
       for (; slot < end; slot += kEdgeBatch) {
-        typename Source::Batch next;
-        request_batch(table, source, next, Index(slot + kEdgeBatch), begin, end, ids);
-        feed_batch(source, batch, slot, begin, end, cursor);
-        batch = next;
+        request_batch(table, source, batches[kAhead], Index(slot + kAhead * kEdgeBatch), begin, end, ids);
+        Flight::commit();
+        Flight::wait();
+        feed_batch(source, batches[0], slot, begin, end, cursor);
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) batches[a] = batches[a + 1];
       }
     } else {
+      typename Source::Batch batch;
       for (; slot < end; slot += kEdgeBatch) {
         request_batch(table, source, batch, slot, begin, end, ids);
         feed_batch(source, batch, slot, begin, end, cursor);

@@ -19,6 +19,11 @@ constexpr int kAttentionBlocksPerSm = 3;
 // Its gradient keeps a row of each end of the edge: 128 registers.
 constexpr int kAttentionBlocksPerSmLarge = 2;
 
+// Shared memory of a block for packets in flight (packet_flight.cuh): two blocks an SM fit on every GPU since Ampere's first, one on the
+// others; and how many batches it holds at most beside the one in use.
+constexpr int kRingBytes = 72 * 1024;
+constexpr int kMostAhead = 2;
+
 // Bytes that one lane loads at once: the widest load there is.
 constexpr int kLaneBytes = 16;
 
