@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._csr import Csr
 from .graph import Graph
-from .schedule import ATTENTION_GRADIENT_THREADS, Schedule
+from .schedule import ATTENTION_THREADS, Schedule
 
 __all__ = [
     "TRANSPOSE",
@@ -59,8 +59,8 @@ def attention_gradient_operands(graph: Graph, x: Tensor, with_edges: bool) -> tu
         with_edges: whether edge ids are read; without, perm is None.
     """
     csr, transpose, width = graph.csr, graph.transpose, row_bytes(x)
-    schedule = csr.schedule(width, ATTENTION_GRADIENT_THREADS)
-    t_schedule = transpose.schedule(width, ATTENTION_GRADIENT_THREADS)
+    schedule = csr.schedule(width, ATTENTION_THREADS)
+    t_schedule = transpose.schedule(width, ATTENTION_THREADS)
     perm = graph.perm if with_edges else None
     forward = (csr.rowptr, csr.col, schedule.spans, schedule.splits, perm)
     return *forward, transpose.rowptr, transpose.col, graph.transpose_slot(), t_schedule.spans, t_schedule.splits

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ._attention import as_heads, as_number, as_seed, check_dropout, check_graph, dropped_edges
 from ._edge_features import as_edge_features
+from ._head_products import project
 from ._operands import (
     TRANSPOSE,
     accumulate_dtype,
@@ -30,7 +31,7 @@ from ._second_derivatives import second_derivatives
 from .edge_dot import edge_dot
 from .edge_softmax import edge_softmax
 from .graph import Graph
-from .schedule import ATTENTION_GRADIENT_THREADS
+from .schedule import ATTENTION_THREADS
 
 __all__ = ["dot_attention"]
 
@@ -136,9 +137,9 @@ def dot_attention(
     edge_query = None
     if matrix is not None:
         matrix = matrix.view(heads, channels, -1)
-        edge_query = _project(query.view(-1, heads, channels).to(wide), matrix).contiguous()
+        edge_query = project(query.view(-1, heads, channels).to(wide), matrix).contiguous()
     traced = being_traced()
-    schedule = graph.csr.schedule(row_bytes(query), ATTENTION_GRADIENT_THREADS)
+    schedule = graph.csr.schedule(row_bytes(query), ATTENTION_THREADS)
     rows, _, edge_out = _call(
         graph,
         query,
@@ -159,18 +160,10 @@ def dot_attention(
     )
     out: Tensor = rows.view(-1, heads, channels)
     if matrix is not None:
-        out = (out.to(wide) + _project(edge_out, matrix.transpose(1, 2))).to(query.dtype)
+        out = (out.to(wide) + project(edge_out, matrix.transpose(1, 2))).to(query.dtype)
     if not return_alpha:
         return out
     return out, edge_softmax(_scores(query, key, edge_query, attr, graph, heads, scale), graph)
-
-
-def _project(rows: Tensor, matrices: Tensor) -> Tensor:
-    """``rows [N, H, K]`` times ``matrices [H, K, M]`` head by head, in their dtype under autocast too."""
-    if torch.is_autocast_enabled(rows.device.type):
-        with torch.autocast(rows.device.type, enabled=False):
-            return _project(rows, matrices)
-    return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1)
 
 
 def _scores(

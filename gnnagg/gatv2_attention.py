@@ -27,7 +27,7 @@ from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
 from .edge_softmax import edge_softmax
 from .graph import Graph
-from .schedule import ATTENTION_GRADIENT_THREADS
+from .schedule import ATTENTION_THREADS
 
 __all__ = ["gatv2_attention"]
 
@@ -130,7 +130,7 @@ def gatv2_attention(
     negative_slope, dropout = as_number(name, "negative_slope", negative_slope), check_dropout(name, dropout)
     drawn = as_seed(name, seed, dropout, graph.device)
     traced = being_traced()
-    schedule = graph.csr.schedule(row_bytes(left), ATTENTION_GRADIENT_THREADS)
+    schedule = graph.csr.schedule(row_bytes(left), ATTENTION_THREADS)
     rows, _ = _call(
         graph,
         left,

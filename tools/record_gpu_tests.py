@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -51,27 +52,38 @@ def files_for_any_device() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in sorted(folder.glob("test_*.py")) if "DEVICE" in path.read_text()]
 
 
+def jobs() -> list[tuple[str, dict[str, str]]]:
+    """Every test file with the environment it runs in."""
+    gpu = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))]
+    return [(path, {}) for path in gpu] + [(path, {"GNNAGG_TEST_DEVICE": "cuda"}) for path in files_for_any_device()]
+
+
+def run_file(path: str, environment: dict[str, str], arguments: list[str]) -> tuple[int, dict[str, int]]:
+    """Returns pytest's exit status and how many tests passed, failed and were skipped; prints its output at the end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [sys.executable, "-m", "pytest", path, f"--junitxml={report}", *arguments]
+        ran = subprocess.run(
+            command, cwd=ROOT, check=False, env={**os.environ, **environment}, capture_output=True, text=True
+        )
+        print(f"== {path}\n{ran.stdout}{ran.stderr}", flush=True)
+        if not report.exists():
+            return ran.returncode or 1, {"passed": 0, "failed": 0, "skipped": 0}
+        suite = next(ElementTree.parse(report).iter("testsuite"))
+    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+    return ran.returncode, {"passed": total - failed - skipped, "failed": failed, "skipped": skipped}
+
+
 def run_tests(arguments: list[str]) -> tuple[int, dict[str, int]]:
-    """Returns pytest's worst exit status and how many tests passed, failed and were skipped."""
+    """Runs the files side by side; returns pytest's worst exit status and the sums of the counts."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     worst = 0
-    for paths, environment in (
-        (["tests/gpu"], {}),
-        (files_for_any_device(), {"GNNAGG_TEST_DEVICE": "cuda"}),
-    ):
-        with tempfile.TemporaryDirectory() as scratch:
-            report = Path(scratch) / "report.xml"
-            command = [sys.executable, "-m", "pytest", *paths, f"--junitxml={report}", *arguments]
-            status = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **environment}).returncode
+    with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
+        for status, found in pool.map(lambda job: run_file(*job, arguments), jobs()):
             worst = max(worst, status)
-            if not report.exists():
-                worst = worst or 1
-                continue
-            suite = next(ElementTree.parse(report).iter("testsuite"))
-        total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
-        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        for name, count in (("passed", total - failed - skipped), ("failed", failed), ("skipped", skipped)):
-            counts[name] += count
+            for name, count in found.items():
+                counts[name] += count
     return worst, counts
 
 

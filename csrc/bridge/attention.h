@@ -53,27 +53,34 @@ struct HeadTypes : FeatureTypes<T, kBytes, Index> {
   static constexpr bool kLong = kLong_;  // heads may take more than one tile
 };
 
+// What heads of more packets than a warp has lanes do where loads are wide: nothing in particular, or, since what they need costs
+// registers, take kernels of their own, or those of narrow loads.
+enum class Long { kAlike, kApart, kNarrow };
+
 // Calls body(HeadTypes<...>) for the types of dispatch_widest and the lanes of a head that share the scores of a batch: 4 where that
-// divides them, 2 where a kernel is compiled for pairs as well, else 1. With kLongApart, heads of more packets than a warp has lanes take
-// kernels of their own where loads are wide: what they need costs registers. Every attention kernel is compiled for each, so they are few.
-template <bool kPairs, bool kLongApart, typename Body>
+// divides them, 2 where a kernel is compiled for pairs as well, else 1. Every attention kernel is compiled for each, so they are few.
+template <bool kPairs, Long kLong, int kMostValues = kLaneBytes, typename Body>
 void dispatch_heads(const Tensor& x, const HeadShape& shape, ScalarType index,
                     std::initializer_list<const Tensor*> tensors, Body&& body) {
-  dispatch_widest(x, shape.channels, index, tensors, [&](auto types) {
+  dispatch_widest<kMostValues>(x, shape.channels, index, tensors, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;
     constexpr int kBytes = Types::kBytes, kElements = kBytes / int(sizeof(T));
     if constexpr (kElements > 1) {
       const int64_t packets = shape.channels / kElements;
-      if constexpr (kLongApart) {
+      if constexpr (kLong == Long::kApart) {
         if (packets > kMaxTileLanes) return body(HeadTypes<T, kBytes, Index, 4, true>{});
       }
-      if (packets % 4 == 0) return body(HeadTypes<T, kBytes, Index, 4, !kLongApart>{});
-      if constexpr (kPairs) {
-        if (packets % 2 == 0) return body(HeadTypes<T, kBytes, Index, 2, !kLongApart>{});
+      if constexpr (kLong == Long::kNarrow) {
+        if (packets > kMaxTileLanes) return body(HeadTypes<T, int(sizeof(T)), Index, 1, true>{});
       }
-      body(HeadTypes<T, kBytes, Index, 1, !kLongApart>{});
+      constexpr bool kAlike = kLong == Long::kAlike;
+      if (packets % 4 == 0) return body(HeadTypes<T, kBytes, Index, 4, kAlike>{});
+      if constexpr (kPairs) {
+        if (packets % 2 == 0) return body(HeadTypes<T, kBytes, Index, 2, kAlike>{});
+      }
+      body(HeadTypes<T, kBytes, Index, 1, kAlike>{});
     } else {
       body(HeadTypes<T, kBytes, Index, 1, true>{});
     }

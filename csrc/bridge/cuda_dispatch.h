@@ -78,13 +78,18 @@ struct FeatureTypes {
   static constexpr int kBytes = kBytes_;
 };
 
+// Whether rows of `width` elements at these addresses allow loads of so many bytes.
+inline bool allows(int bytes, int64_t width, int64_t element_size, std::initializer_list<const Tensor*> tensors) {
+  uintptr_t bits = uintptr_t(width * element_size);
+  for (const Tensor* tensor : tensors) bits |= reinterpret_cast<uintptr_t>(tensor->const_data_ptr());
+  return bits % uintptr_t(bytes) == 0;
+}
+
 // Widest load, in bytes, that rows of `width` elements at these addresses allow: 16, 4 for pairs of half types, or one
 // element.
 inline int load_bytes(int64_t width, int64_t element_size, std::initializer_list<const Tensor*> tensors) {
-  uintptr_t bits = uintptr_t(width * element_size);
-  for (const Tensor* tensor : tensors) bits |= reinterpret_cast<uintptr_t>(tensor->const_data_ptr());
-  if (bits % kLaneBytes == 0) return kLaneBytes;
-  if (element_size == 2 && bits % 4 == 0) return 4;
+  if (allows(kLaneBytes, width, element_size, tensors)) return kLaneBytes;
+  if (element_size == 2 && allows(4, width, element_size, tensors)) return 4;
   return int(element_size);
 }
 
@@ -116,17 +121,18 @@ void dispatch_features(const Tensor& x, int64_t width, ScalarType index, std::in
   }
 }
 
-// As dispatch_features, with fewer types for kernels that are large: 16-byte loads where they fit, single elements for everything
-// else, for double, and for 64-bit indices.
-template <typename Body>
+// As dispatch_features, with fewer types for kernels that are large: 16-byte loads, or kMostValues elements, where they fit, single
+// elements for everything else, for double, and for 64-bit indices.
+template <int kMostValues = kLaneBytes, typename Body>
 void dispatch_widest(const Tensor& x, int64_t width, ScalarType index, std::initializer_list<const Tensor*> tensors,
                      Body&& body) {
   const auto with_index = [&](auto element) {
     using T = decltype(element);
-    constexpr int kElement = int(sizeof(T));
+    constexpr int kElement = int(sizeof(T)),
+                  kWide = kLaneBytes < kMostValues * kElement ? kLaneBytes : kMostValues * kElement;
     if (index == ScalarType::Long) return body(FeatureTypes<T, kElement, int64_t>{});
     if constexpr (kElement < int(sizeof(double))) {
-      if (load_bytes(width, kElement, tensors) == kLaneBytes) return body(FeatureTypes<T, kLaneBytes, int32_t>{});
+      if (allows(kWide, width, kElement, tensors)) return body(FeatureTypes<T, kWide, int32_t>{});
     }
     body(FeatureTypes<T, kElement, int32_t>{});
   };

@@ -33,9 +33,9 @@ std::tuple<Tensor, Tensor, Tensor> dot_attention_cuda(
   }
   const bridge::EdgeAttributes edges(op, csr, perm, *edge_attr, heads, k.scalar_type());
   bridge::check_tensor(*edge_query, op, "edge_query", acc, {csr.num_rows, heads, edges.dims()});
-  const Tensor terms = bridge::edge_terms(edges, *edge_query, std::nullopt, scale);
-  const auto [out, lse] = attend({std::nullopt, std::nullopt, terms});
-  return {out, lse, bridge::edge_sums(op, edges, terms, lse, seed, dropout)};
+  const auto [terms, scores] = bridge::edge_terms(edges, *edge_query, std::nullopt, scale);
+  const auto [out, lse] = attend({std::nullopt, std::nullopt, terms, scores});
+  return {out, lse, bridge::edge_sums(op, edges, scores, lse, seed, dropout)};
 }
 
 }  // namespace gnnagg

@@ -1,5 +1,5 @@
-// dot_attention_backward: dq, dk and dv of dot_attention, by four gathers (scored_gradient.cuh): k and v on the CSR, for the scores and
-// dq; q and dO on the transpose, for dk and dv. The gradients of edge features and of their queries come before and after that, from
+// dot_attention_backward: dq, dk and dv of dot_attention, by four gathers (scored_gradient.cuh): v and k on the CSR, for the scores and
+// dq; dO and q on the transpose, for dv and dk. The gradients of edge features and of their queries come before and after that, from
 // edge_terms.cu, with another workspace of 8 H bytes per edge.
 #include "cuda/edge_terms.h"
 #include "cuda/scored_gradient.cuh"
@@ -35,10 +35,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dot_attention_backward_cuda(
   bridge::check_tensor(*edge_query, op, "edge_query", acc, sizes);
   bridge::check_tensor(edge_out, op, "edge_out", acc, sizes);
   bridge::check_tensor(grad_edge_out, op, "grad_edge_out", acc, sizes);
-  const Tensor terms = bridge::edge_terms(edges, *edge_query, grad_edge_out, scale);
-  const auto grads = differentiate({std::nullopt, std::nullopt, terms}, {edge_out, grad_edge_out});
-  const Tensor d_query = bridge::edge_sums(op, edges, grads.edges, std::nullopt, std::nullopt, 0.0);
-  const Tensor d_attr = bridge::edge_gradient(edges, *edge_query, grad_edge_out, grads.edges);
+  const auto [terms, dots] = bridge::edge_terms(edges, *edge_query, grad_edge_out, scale);
+  const auto grads = differentiate({std::nullopt, std::nullopt, terms, dots}, {edge_out, grad_edge_out});
+  const Tensor d_query = bridge::edge_sums(op, edges, grads.ds, std::nullopt, std::nullopt, 0.0);
+  const Tensor d_attr = bridge::edge_gradient(edges, *edge_query, grad_edge_out, grads.weights, grads.ds);
   return {grads.d_targets, grads.d_keys, grads.d_values, d_query, d_attr};
 }
 

@@ -90,7 +90,7 @@ __device__ __forceinline__ void run_phases(const EdgeSoftmaxArgs<T, Index>& args
 }
 
 template <typename T, typename Index, bool kBackward>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void edge_softmax_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kEdgeBlocksPerSm) void edge_softmax_kernel(
     const EdgeSoftmaxArgs<T, Index> args) {
   using Acc = acc_t<T>;
   if constexpr (kBackward) {

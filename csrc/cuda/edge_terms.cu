@@ -4,12 +4,11 @@
 // sums: EO[i, h] = sum of w e over the edges of i, with w = alpha * mask; and dp[i, h], the same with ds. gradient: de = sum over h of
 // ds p[i, h] + w dEO[i, h].
 //
-// How. Pairs [num_edges, H, 2] by slot carry numbers of edges and heads between these kernels and the walks of scored_attention.cuh
-// and scored_gradient.cuh. terms and gradient are made edge by edge: the lanes of a group take the heads, or the features, of several
-// edges abreast, and go through the features, or the heads. sums is an aggregation of rows of H * D whose edges are weighed by the
-// pairs (reduce_rows.cuh); a lane has one feature of one head. The forward pass weighs first: w from the whole score that the walk left.
+// How. Numbers [num_edges, H] by slot go between these kernels and the walks of scored_attention.cuh and scored_gradient.cuh. terms and gradient are made edge by edge: the lanes of a group take the heads, or the features, of several
+// edges abreast, and go through the features, or the heads. sums is an aggregation of rows of H * D whose edges are weighed by
+// such numbers (reduce_rows.cuh); a lane has one feature of one head. The forward pass weighs first: w from the whole score that the walk left.
 //
-// Traffic. Per edge D * s bytes of e at random (perm), once in each kernel, 4 of perm, and 8 H of pairs in order; p and dEO of a row, H * D
+// Traffic. Per edge D * s bytes of e at random (perm), once in each kernel, 4 of perm, and 4 H for each such number in order; p and dEO of a row, H * D
 // * 4 bytes each, come from the caches after its first edge. The gradient of e is written at random, D * s bytes.
 //
 // Launch contract. terms and gradient: one ordinary launch; spans need no combining, because every edge has its own output. sums: one
@@ -21,7 +20,7 @@
 #include "bridge/attention.h"
 #include "cuda/edge_features.cuh"
 #include "cuda/edge_rows.cuh"
-#include "cuda/packet_sums.cuh"
+#include "cuda/packet_sum.cuh"
 #include "cuda/scored_attention.cuh"
 
 namespace gnnagg {
@@ -87,30 +86,31 @@ struct EdgeTermsArgs {
   const Acc* __restrict__ query;   // [num_dst, H, D]
   const Acc* __restrict__ grad;    // [num_dst, H, D] or null
   Acc scale;
-  Acc* __restrict__ terms;  // [num_edges, H, 2]
+  Acc* __restrict__ terms;  // [num_edges, H]
+  Acc* __restrict__ dots;   // [num_edges, H], with grad
   Phases phases;
 };
 
 template <typename T, typename Index>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void edge_terms_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kEdgeBlocksPerSm) void edge_terms_kernel(
     const EdgeTermsArgs<T, Index> args) {
   using Acc = acc_t<T>;
   visit_edges(args.rows, args.perm, [&](int64_t row, int64_t slot, int64_t edge, int head) {
     const int64_t item = row * args.rows.heads + head;
-    Acc pair[kPair] = {Acc(0), Acc(0)};
+    Acc term = Acc(0), dot = Acc(0);
     for (int d = 0; d < args.features.dims; d += kEdgeDims) {
       Acc of_edge[kEdgeDims], of_row[kEdgeDims];
       args.features.load(edge, d, of_edge);
       args.features.load_from(args.query, item, d, of_row);
 #pragma unroll
-      for (int j = 0; j < kEdgeDims; ++j) pair[0] += of_row[j] * of_edge[j];
+      for (int j = 0; j < kEdgeDims; ++j) term += of_row[j] * of_edge[j];
       if (!args.grad) continue;
       args.features.load_from(args.grad, item, d, of_row);
 #pragma unroll
-      for (int j = 0; j < kEdgeDims; ++j) pair[1] += of_row[j] * of_edge[j];
+      for (int j = 0; j < kEdgeDims; ++j) dot += of_row[j] * of_edge[j];
     }
-    pair[0] *= args.scale * Exponent<Acc>::kScale;
-    Span<Acc, kPair>::store(args.terms + (slot * args.rows.heads + head) * kPair, pair);
+    __stcg(args.terms + slot * args.rows.heads + head, term * args.scale * Exponent<Acc>::kScale);
+    if (args.grad) __stcg(args.dots + slot * args.rows.heads + head, dot);
   });
 }
 
@@ -121,8 +121,8 @@ struct EdgeSumArgs {
   HeadTiles tiles;       // of rows [H, D], one element a lane
   EdgeFeatures<T> features;
   EdgeOptions<Acc, Index> options;
-  const Acc* __restrict__ lse;  // [num_dst, H]; null where the pairs hold weights
-  Acc* pairs;                   // [num_edges, H, 2]
+  const Acc* __restrict__ lse;  // [num_dst, H]; null where the numbers are weights
+  Acc* numbers;                 // [num_edges, H]: scores, which become weights, or weights
   Acc* __restrict__ out;        // [num_dst, H, D]
   Acc* __restrict__ partials;   // [2 num_spans, H, D]
   Phases phases;
@@ -133,7 +133,7 @@ template <typename T, typename Index>
 __device__ __forceinline__ void weigh_edges(const EdgeSumArgs<T, Index>& args) {
   using Acc = acc_t<T>;
   visit_edges(args.rows, args.options.perm, [&](int64_t row, int64_t slot, int64_t edge, int head) {
-    Acc* score = args.pairs + (slot * args.rows.heads + head) * kPair + 1;
+    Acc* score = args.numbers + slot * args.rows.heads + head;
     const Acc lse = __ldg(args.lse + row * args.rows.heads + head) * Exponent<Acc>::kScale;
     Acc weight = Exponent<Acc>::exp(__ldcg(score) - lse);
     if (args.options.seed) {
@@ -166,18 +166,18 @@ struct WeightedFeature {
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (!inside<kWhole>(Index(slot + u), begin, end)) continue;
       batch.feature[u] = to_acc(__ldg(args.features.attr + int64_t(edges_ahead[u]) * args.features.dims + feature));
-      batch.weight[u] = __ldcg(args.pairs + place.score(slot + u) * kPair + 1);
+      batch.weight[u] = __ldcg(args.numbers + place.score(slot + u));
     }
     load_edges(args.options.perm, Index(slot + kEdgeBatch), begin, end, edges_ahead);
   }
   template <typename Cursor>
   __device__ __forceinline__ void feed(const Batch& batch, int u, Index, Cursor& cursor) const {
-    cursor.reducer.state.value[0][0] += batch.weight[u] * batch.feature[u];
+    cursor.reducer.state.value[0] += batch.weight[u] * batch.feature[u];
   }
 };
 
 template <typename Acc>
-using FeatureSum = PacketSums<Acc, int(sizeof(Acc)), 1>;
+using FeatureSum = PacketSum<Acc, int(sizeof(Acc))>;
 
 // Called by every thread, once the weights are visible.
 template <typename T, typename Index>
@@ -185,12 +185,12 @@ __device__ __forceinline__ void sum_rows(const EdgeSumArgs<T, Index>& args, cons
   for_each_span(args.rows.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
     const HeadPlace place(args.tiles, group, int(tile), 1);
     const WeightedFeature<T, Index> source{args, place, place.offset - place.head * args.tiles.channels, {}};
-    reduce_span(args.rows.table, k, source, FeatureSum<acc_t<T>>({{args.out}, {args.partials}}, place));
+    reduce_span(args.rows.table, k, source, FeatureSum<acc_t<T>>({args.out, args.partials}, place));
   });
 }
 
 template <typename T, typename Index>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void edge_sums_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kEdgeBlocksPerSm) void edge_sums_kernel(
     const EdgeSumArgs<T, Index> args) {
   const auto grid = cooperative_groups::this_grid();
   const Group group(args.tiles.lanes);
@@ -200,35 +200,35 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void edge
   if (!args.phases.has(2) || !has_split_rows(args.rows.table)) return;  // the same in every block
   if (args.phases.together) grid.sync();                                // every block's partials are visible to all
   combine_rows(args.rows.table, args.tiles.tiles, group, [&](int64_t tile) {
-    return FeatureSum<acc_t<T>>({{args.out}, {args.partials}}, HeadPlace(args.tiles, group, int(tile), 1));
+    return FeatureSum<acc_t<T>>({args.out, args.partials}, HeadPlace(args.tiles, group, int(tile), 1));
   });
 }
 
 template <typename T, typename Index>
 struct EdgeGradientArgs {
   using Acc = acc_t<T>;
-  EdgeRows<Index> rows;            // of D columns, by slot
-  const Index* __restrict__ perm;  // [num_edges] or null
-  const Acc* __restrict__ query;   // [num_dst, H, D]
-  const Acc* __restrict__ grad;    // [num_dst, H, D]
-  const Acc* __restrict__ pairs;   // [num_edges, H, 2]
-  T* __restrict__ d_attr;          // [num_edges, D], zeroed
+  EdgeRows<Index> rows;             // of D columns, by slot
+  const Index* __restrict__ perm;   // [num_edges] or null
+  const Acc* __restrict__ query;    // [num_dst, H, D]
+  const Acc* __restrict__ grad;     // [num_dst, H, D]
+  const Acc* __restrict__ weights;  // [num_edges, H]
+  const Acc* __restrict__ ds;       // [num_edges, H]
+  T* __restrict__ d_attr;           // [num_edges, D], zeroed
   int heads;
   Phases phases;
 };
 
 template <typename T, typename Index>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void edge_gradient_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kEdgeBlocksPerSm) void edge_gradient_kernel(
     const EdgeGradientArgs<T, Index> args) {
   using Acc = acc_t<T>;
   const int64_t dims = args.rows.heads;
   visit_edges(args.rows, args.perm, [&](int64_t row, int64_t slot, int64_t edge, int column) {
     Acc sum = Acc(0);
     for (int head = 0; head < args.heads; ++head) {
-      Acc pair[kPair];
-      load_cached(args.pairs + (slot * args.heads + head) * kPair, pair);
+      const int64_t number = slot * args.heads + head;
       const int64_t at = (row * args.heads + head) * dims + column;
-      sum += pair[1] * __ldg(args.query + at) + pair[0] * __ldg(args.grad + at);
+      sum += __ldg(args.ds + number) * __ldg(args.query + at) + __ldg(args.weights + number) * __ldg(args.grad + at);
     }
     args.d_attr[edge * dims + column] = from_acc<T>(sum);
   });
@@ -281,10 +281,11 @@ EdgeAttributes::EdgeAttributes(const char* op, const CsrArguments& rows, const O
                   ": edge_attr must have from 1 to 2^30 / H features, got ", dims());
 }
 
-Tensor edge_terms(const EdgeAttributes& edges, const Tensor& query, const OptionalTensor& grad, double scale) {
+EdgeTerms edge_terms(const EdgeAttributes& edges, const Tensor& query, const OptionalTensor& grad, double scale) {
   const CudaCall call(query);
-  Tensor terms = empty_like_device(query, {edges.csr.num_edges, edges.heads, kPair}, edges.acc());
-  if (terms.numel() == 0 || edges.csr.num_rows == 0) return terms;
+  Tensor terms = empty_like_device(query, {edges.csr.num_edges, edges.heads}, edges.acc());
+  Tensor dots = empty_like_device(query, {edges.csr.num_edges, edges.heads}, edges.acc());
+  if (terms.numel() == 0 || edges.csr.num_rows == 0) return {terms, dots};
   dispatch_edges(edges, [&](auto element, auto index) {
     using T = decltype(element);
     using Index = decltype(index);
@@ -297,19 +298,20 @@ Tensor edge_terms(const EdgeAttributes& edges, const Tensor& query, const Option
     args.grad = read_pointer<Acc>(grad);
     args.scale = Acc(scale);
     args.terms = write_pointer<Acc>(terms);
+    args.dots = write_pointer<Acc>(dots);
     const auto* kernel = reinterpret_cast<const void*>(&edge_terms_kernel<T, Index>);
     launch_phases(plan_columns(kernel, args.rows), args, 1, call.stream);
   });
-  return terms;
+  return {terms, dots};
 }
 
-Tensor edge_sums(const char* op, const EdgeAttributes& edges, const Tensor& pairs, const OptionalTensor& lse,
+Tensor edge_sums(const char* op, const EdgeAttributes& edges, const Tensor& numbers, const OptionalTensor& lse,
                  const OptionalTensor& seed, double dropout) {
-  const CudaCall call(pairs);
+  const CudaCall call(numbers);
   const int64_t heads = edges.heads, dims = edges.dims(), num_rows = edges.csr.num_rows;
-  Tensor out = empty_like_device(pairs, {num_rows, heads, dims}, edges.acc());
+  Tensor out = empty_like_device(numbers, {num_rows, heads, dims}, edges.acc());
   if (num_rows == 0) return out;
-  Tensor partials = empty_like_device(pairs, {2 * edges.csr.num_spans, heads, dims}, edges.acc());
+  Tensor partials = empty_like_device(numbers, {2 * edges.csr.num_spans, heads, dims}, edges.acc());
   dispatch_edges(edges, [&](auto element, auto index) {
     using T = decltype(element);
     using Index = decltype(index);
@@ -320,7 +322,7 @@ Tensor edge_sums(const char* op, const EdgeAttributes& edges, const Tensor& pair
     args.features = edge_features<T>(edges.attr, {});
     args.options = edge_options<Acc, Index>(op, edges.csr, edges.perm, std::nullopt, seed, dropout);
     args.lse = read_pointer<Acc>(lse);
-    args.pairs = write_pointer<Acc>(pairs);
+    args.numbers = write_pointer<Acc>(numbers);
     args.out = write_pointer<Acc>(out);
     args.partials = write_pointer<Acc>(partials);
     const auto* kernel = reinterpret_cast<const void*>(&edge_sums_kernel<T, Index>);
@@ -331,7 +333,8 @@ Tensor edge_sums(const char* op, const EdgeAttributes& edges, const Tensor& pair
   return out;
 }
 
-Tensor edge_gradient(const EdgeAttributes& edges, const Tensor& query, const Tensor& grad, const Tensor& pairs) {
+Tensor edge_gradient(const EdgeAttributes& edges, const Tensor& query, const Tensor& grad, const Tensor& weights,
+                     const Tensor& ds) {
   const CudaCall call(query);
   Tensor d_attr = zeros_like_device(query, {edges.csr.num_edges, edges.dims()}, edges.attr.scalar_type());
   if (d_attr.numel() == 0 || edges.csr.num_rows == 0) return d_attr;
@@ -344,7 +347,8 @@ Tensor edge_gradient(const EdgeAttributes& edges, const Tensor& query, const Ten
     args.perm = read_pointer<Index>(edges.perm);
     args.query = read_pointer<Acc>(query);
     args.grad = read_pointer<Acc>(grad);
-    args.pairs = read_pointer<Acc>(pairs);
+    args.weights = read_pointer<Acc>(weights);
+    args.ds = read_pointer<Acc>(ds);
     args.d_attr = write_pointer<T>(d_attr);
     args.heads = int(edges.heads);
     const auto* kernel = reinterpret_cast<const void*>(&edge_gradient_kernel<T, Index>);

@@ -19,15 +19,21 @@ struct EdgeAttributes {
   ScalarType acc() const { return accumulate_type(attr.scalar_type()); }
 };
 
-// [num_edges, H, 2] by slot: scale * <query[i, h], e> as the scaled scores of softmax.cuh, and <grad[i, h], e> where there is one.
-Tensor edge_terms(const EdgeAttributes& edges, const Tensor& query, const OptionalTensor& grad, double scale);
+// Numbers [num_edges, H] by slot.
+struct EdgeTerms {
+  Tensor terms;  // scale * <query[i, h], e>, as the scaled scores of softmax.cuh
+  Tensor dots;   // <grad[i, h], e> where there is a gradient, else room for as many numbers
+};
 
-// [num_dst, H, D]: the sums over a row of e times the second of every edge's pair. With `lse` that is a scaled score, and replaced by
-// the weight exp(score - logsumexp) * mask first.
-Tensor edge_sums(const char* op, const EdgeAttributes& edges, const Tensor& pairs, const OptionalTensor& lse,
+EdgeTerms edge_terms(const EdgeAttributes& edges, const Tensor& query, const OptionalTensor& grad, double scale);
+
+// [num_dst, H, D]: the sums over a row of e times the number of every edge. With `lse` that is a scaled score, and replaced by the weight
+// exp(score - logsumexp) * mask first.
+Tensor edge_sums(const char* op, const EdgeAttributes& edges, const Tensor& numbers, const OptionalTensor& lse,
                  const OptionalTensor& seed, double dropout);
 
-// [num_edges, D]: the sum over heads of ds * query[i, h] + w * grad[i, h], of pairs (w, ds).
-Tensor edge_gradient(const EdgeAttributes& edges, const Tensor& query, const Tensor& grad, const Tensor& pairs);
+// [num_edges, D]: the sum over heads of ds * query[i, h] + w * grad[i, h].
+Tensor edge_gradient(const EdgeAttributes& edges, const Tensor& query, const Tensor& grad, const Tensor& weights,
+                     const Tensor& ds);
 
 }  // namespace gnnagg::bridge

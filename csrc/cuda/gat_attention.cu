@@ -60,7 +60,8 @@ struct GatRows {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Owner = EdgeOwner<kOwners>;
-  using Flight = RegisterFlight<kBytes, kEdgeBatch>;
+  using Flight = PacketFlight<kBytes, kEdgeBatch>;
+  static constexpr bool kNarrow = Vector::kSize == 1;
   struct Batch {
     typename Flight::Batch packets;
     Acc score[Owner::kOwned];  // the source's and the edge's share
@@ -175,7 +176,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_cuda(
   Tensor partial_positives =
       with_positive ? bridge::empty_like_device(z, {partial_rows, shape.width()}, acc) : empty(acc);
 
-  bridge::dispatch_heads<true, false>(z, shape, csr.index, {&z, &out, &positive_out}, [&](auto types) {
+  bridge::dispatch_heads<true, bridge::Long::kAlike>(z, shape, csr.index, {&z, &out, &positive_out}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;
@@ -199,7 +200,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_cuda(
                      bridge::write_pointer<acc_t<T>>(partial_positives)};
       args.negative_slope = acc_t<T>(negative_slope);
       const auto* kernel = reinterpret_cast<const void*>(&gat_attention_kernel<T, kBytes, Index, kOwners, kPositive>);
-      launch_phases(bridge::plan_heads(kernel, args.table, args.tiles), args, kReducePhases, call.stream);
+      constexpr int kSharedBytes = GatRows<T, kBytes, Index, kOwners>::Flight::kSharedBytes;
+      launch_phases(bridge::plan_heads(kernel, args.table, args.tiles, kReducePhases, kSharedBytes), args,
+                    kReducePhases, call.stream);
     };
     if (with_positive) {
       launch(std::true_type{});

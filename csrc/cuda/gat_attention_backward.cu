@@ -177,6 +177,7 @@ struct TargetRows {
   static constexpr int kOwned = Owner::kOwned;
   using Flight =
       PacketFlight<kBytes, kEdgeBatch + kOwned>;  // packets of dO, and the owned edges' records where those fly
+  static constexpr bool kNarrow = kSize == 1;
   static constexpr bool kRecordsFly = kBytes == kRecord * int(sizeof(Acc));
   struct Batch {
     typename Flight::Batch packets;
@@ -321,7 +322,7 @@ __device__ __forceinline__ auto target_sums(const GatBackwardArgs<T, kBytes, Ind
 }
 
 template <typename T, int kBytes, typename Index, int kOwners, bool kLong>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void gat_attention_backward_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void gat_attention_backward_kernel(
     const GatBackwardArgs<T, kBytes, Index, kOwners, kLong> args) {
   const auto grid = cooperative_groups::this_grid();
   const Group group(args.tiles.lanes);
@@ -383,47 +384,48 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward_cuda(
          partial_scores = make({2 * reverse.num_spans, heads}, acc);
   Tensor partial_sums = make({need_dst && writes_ds ? 2 * csr.num_spans : 0, heads}, acc);
 
-  bridge::dispatch_heads<true, true>(z, shape, csr.index, {&z, &grad, &out, &dz, &positive_out}, [&](auto types) {
-    using Types = decltype(types);
-    using T = typename Types::Element;
-    using Index = typename Types::Index;
-    using Acc = acc_t<T>;
-    constexpr int kBytes = Types::kBytes;
-    constexpr int kOwners = Types::kOwners;
-    constexpr bool kLong = Types::kLong;
-    GatBackwardArgs<T, kBytes, Index, kOwners, kLong> args{};
-    args.table = reverse.table<Index>();
-    args.tiles = shape.tiles(reverse, Packet<T, kBytes>::kSize);
-    args.grad = bridge::read_pointer<T>(grad);
-    args.z = bridge::read_pointer<T>(z);
-    args.a_src = bridge::read_pointer<Acc>(a_src);
-    args.a_dst = bridge::read_pointer<Acc>(a_dst);
-    args.out = bridge::read_pointer<T>(out);
-    args.lse = bridge::read_pointer<Acc>(lse);
-    args.positive_out = node_local ? bridge::read_pointer<T>(positive_out) : nullptr;
-    args.positive_alpha = node_local ? bridge::read_pointer<Acc>(positive_alpha) : nullptr;
-    args.slots = bridge::read_pointer<Index>(t_slot);
-    args.options = bridge::edge_options<Acc, Index>(op, csr, perm, edge_score, seed, dropout);
-    args.records = bridge::write_pointer<Acc>(records);
-    args.dz = bridge::write_pointer<T>(dz);
-    args.da_src = bridge::write_pointer<Acc>(da_src);
-    args.da_dst = need_dst ? bridge::write_pointer<Acc>(da_dst) : nullptr;
-    args.partials = bridge::write_pointer<Acc>(partials);
-    args.partial_scores = bridge::write_pointer<Acc>(partial_scores);
-    args.ds = writes_ds ? bridge::write_pointer<Acc>(ds) : nullptr;
-    args.ds_by_edge = need_edge;
-    args.sums_targets = need_dst && writes_ds;
-    args.target_rows =
-        EdgeRows<Index>::of(csr.table<Index>(), need_edge ? bridge::read_pointer<Index>(perm) : nullptr, heads);
-    args.partial_sums = bridge::write_pointer<Acc>(partial_sums);
-    args.num_dst = csr.num_rows;
-    args.negative_slope = Acc(negative_slope);
-    const auto* kernel =
-        reinterpret_cast<const void*>(&gat_attention_backward_kernel<T, kBytes, Index, kOwners, kLong>);
-    constexpr int kSharedBytes = TargetRows<T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
-    launch_phases(bridge::plan_heads(kernel, args.table, args.tiles, kPhases, kSharedBytes), args, kPhases,
-                  call.stream);
-  });
+  bridge::dispatch_heads<true, bridge::Long::kApart>(
+      z, shape, csr.index, {&z, &grad, &out, &dz, &positive_out}, [&](auto types) {
+        using Types = decltype(types);
+        using T = typename Types::Element;
+        using Index = typename Types::Index;
+        using Acc = acc_t<T>;
+        constexpr int kBytes = Types::kBytes;
+        constexpr int kOwners = Types::kOwners;
+        constexpr bool kLong = Types::kLong;
+        GatBackwardArgs<T, kBytes, Index, kOwners, kLong> args{};
+        args.table = reverse.table<Index>();
+        args.tiles = shape.tiles(reverse, Packet<T, kBytes>::kSize);
+        args.grad = bridge::read_pointer<T>(grad);
+        args.z = bridge::read_pointer<T>(z);
+        args.a_src = bridge::read_pointer<Acc>(a_src);
+        args.a_dst = bridge::read_pointer<Acc>(a_dst);
+        args.out = bridge::read_pointer<T>(out);
+        args.lse = bridge::read_pointer<Acc>(lse);
+        args.positive_out = node_local ? bridge::read_pointer<T>(positive_out) : nullptr;
+        args.positive_alpha = node_local ? bridge::read_pointer<Acc>(positive_alpha) : nullptr;
+        args.slots = bridge::read_pointer<Index>(t_slot);
+        args.options = bridge::edge_options<Acc, Index>(op, csr, perm, edge_score, seed, dropout);
+        args.records = bridge::write_pointer<Acc>(records);
+        args.dz = bridge::write_pointer<T>(dz);
+        args.da_src = bridge::write_pointer<Acc>(da_src);
+        args.da_dst = need_dst ? bridge::write_pointer<Acc>(da_dst) : nullptr;
+        args.partials = bridge::write_pointer<Acc>(partials);
+        args.partial_scores = bridge::write_pointer<Acc>(partial_scores);
+        args.ds = writes_ds ? bridge::write_pointer<Acc>(ds) : nullptr;
+        args.ds_by_edge = need_edge;
+        args.sums_targets = need_dst && writes_ds;
+        args.target_rows =
+            EdgeRows<Index>::of(csr.table<Index>(), need_edge ? bridge::read_pointer<Index>(perm) : nullptr, heads);
+        args.partial_sums = bridge::write_pointer<Acc>(partial_sums);
+        args.num_dst = csr.num_rows;
+        args.negative_slope = Acc(negative_slope);
+        const auto* kernel =
+            reinterpret_cast<const void*>(&gat_attention_backward_kernel<T, kBytes, Index, kOwners, kLong>);
+        constexpr int kSharedBytes = TargetRows<T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
+        launch_phases(bridge::plan_heads(kernel, args.table, args.tiles, kPhases, kSharedBytes), args, kPhases,
+                      call.stream);
+      });
   return {dz, da_src, da_dst, d_edge};
 }
 

@@ -28,7 +28,7 @@ std::tuple<Tensor, Tensor> gatv2_attention_cuda(const Tensor& l, const Tensor& r
   if (!packed) {
     return bridge::scored_attention<Gatv2Score>(op, shape, l, l, r, att, csr, perm, seed, negative_slope, dropout);
   }
-  const bridge::ScoredEdges edges{packed->attr, packed->weight, std::nullopt};
+  const bridge::ScoredEdges edges{packed->attr, packed->weight, std::nullopt, std::nullopt};
   return bridge::scored_attention<Gatv2EdgeScore>(op, shape, l, l, r, att, csr, perm, seed, negative_slope, dropout,
                                                   edges);
 }

@@ -22,7 +22,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gatv2_attention_backward_cuda
   bridge::check_tensor(att, op, "att", acc, {shape.heads, shape.channels});
   const auto packed = bridge::pack_edges(op, shape, csr, l, perm, edge_attr, edge_weight);
   bridge::ScoredEdges edges;
-  if (packed) edges = {packed->attr, packed->weight, std::nullopt};
+  if (packed) edges = {packed->attr, packed->weight, std::nullopt, std::nullopt};
   const auto grads =
       packed ? bridge::scored_gradient<Gatv2EdgeScore>(op, shape, grad, l, l, r, att, out, lse, csr, reverse, t_slot,
                                                        perm, seed, negative_slope, dropout, edges)
@@ -34,7 +34,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gatv2_attention_backward_cuda
     return {grads.d_keys, grads.d_targets, datt, bridge::empty_like_device(l, {0}, l.scalar_type()),
             bridge::empty_like_device(l, {0}, acc)};
   }
-  const auto of_edges = bridge::gatv2_edge_gradient(shape, l, r, att, *packed, grads.edges, csr, perm, negative_slope);
+  const auto of_edges = bridge::gatv2_edge_gradient(shape, l, r, att, *packed, grads.ds, csr, perm, negative_slope);
   return {grads.d_keys, grads.d_targets, datt, of_edges.d_attr, of_edges.d_weight};
 }
 

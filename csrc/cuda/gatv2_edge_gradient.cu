@@ -17,6 +17,8 @@
 // Determinism. One group sums one edge, and one span, in a fixed order; no atomics.
 #include "cuda/gatv2_edges.h"
 
+#include "cuda/packet_flight.cuh"
+#include "cuda/packet_sum.cuh"
 #include "cuda/scored_attention.cuh"
 
 namespace gnnagg {
@@ -33,7 +35,7 @@ struct EdgeGradientArgs {
   const T* __restrict__ targets;     // r [num_dst, H * C]
   const Acc* __restrict__ constant;  // att [H * C]
   const Index* __restrict__ perm;    // [num_edges] or null
-  const Acc* __restrict__ pairs;     // [num_edges, H, 2]
+  const Acc* __restrict__ ds;        // [num_edges, H] by slot
   EdgeProjection<T> projection;
   Gatv2Score<Acc> family;
   int dims;                    // D
@@ -42,26 +44,6 @@ struct EdgeGradientArgs {
   Acc* sums;                   // [num_edges, D] by slot, where a row has several tiles
   Acc* __restrict__ d_weight;  // [num_spans, kEdgeDims, H * C]
   Phases phases;
-};
-
-// A cursor's reducer that only has the target's packet of its row.
-template <typename T, int kBytes>
-struct TargetPacket {
-  using Vector = Packet<T, kBytes>;
-  const T* __restrict__ targets;
-  const HeadPlace& place;
-  typename Vector::Raw of_row, of_next;
-
-  __device__ __forceinline__ TargetPacket(const T* rows, const HeadPlace& at) : targets(rows), place(at) {}
-  template <typename Index>
-  __device__ __forceinline__ void ahead(Index row) {
-    of_next = Vector::load(targets + place.row(row));
-  }
-  __device__ __forceinline__ void enter() { of_row = of_next; }
-  __device__ __forceinline__ void reset() {}
-  __device__ __forceinline__ void store_partial(int64_t) const {}
-  template <typename Index>
-  __device__ __forceinline__ void store_row(Index, Index) const {}
 };
 
 // Sums of kCount values over the lanes of a group: each lane is left with some of them, at the front of `values`, from the one whose
@@ -96,8 +78,10 @@ struct EdgesOfTarget {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
+  static constexpr bool kNarrow = kSize == 1;
+  using Flight = PacketFlight<kBytes, kEdgeBatch>;
   struct Batch {
-    typename Vector::Raw key[kEdgeBatch];
+    typename Flight::Batch packets;
     Acc ds[kEdgeBatch];
   };
 
@@ -106,18 +90,19 @@ struct EdgesOfTarget {
   const HeadPlace& place;
   const Group& group;
   int tile;
-  Acc constant[kSize];
   Acc (&d_weight)[kEdgeDims][kSize];
+  Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
+    flight.begin(batch.packets);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (!inside<kWhole>(Index(slot + u), begin, end)) continue;
-      batch.key[u] = keys.load(ids[u]);
-      batch.ds[u] = __ldg(args.pairs + place.score(slot + u) * kPair + 1);
+      flight.request(batch.packets, u, keys.row(ids[u]));
+      batch.ds[u] = __ldg(args.ds + place.score(slot + u));
     }
   }
   // g of edges [from, to) of a batch; 0 for others, and in lanes without features.
@@ -127,11 +112,13 @@ struct EdgesOfTarget {
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(cursor.reducer.of_row, g[u]);
     args.projection.add(slots, from, to, place.features, place.offset, g);
+    Acc constant[kSize];
+    constant_of<Gatv2Score<Acc>>(args.constant, place, constant);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       const bool counts = u >= from && u < to && place.active;
       Acc key[kSize];
-      Vector::unpack(batch.key[u], key);
+      Vector::unpack(Flight::get(batch.packets, u), key);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         g[u][i] = counts ? batch.ds[u] * args.family.of_target(key[i], g[u][i], constant[i]) : Acc(0);
@@ -183,7 +170,7 @@ struct EdgesOfTarget {
 };
 
 template <typename T, int kBytes, typename Index>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void gatv2_edge_gradient_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void gatv2_edge_gradient_kernel(
     const EdgeGradientArgs<T, Index> args) {
   using Acc = acc_t<T>;
   constexpr int kSize = Packet<T, kBytes>::kSize;
@@ -193,9 +180,8 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void
       const HeadPlace place(args.tiles, group, tile, kSize);
       Acc d_weight[kEdgeDims][kSize] = {};
       EdgesOfTarget<T, kBytes, Index> edges{
-          args, {args.keys + place.offset, uint32_t(place.features * sizeof(T))}, place, group, tile, {}, d_weight};
-      load_constant(args.constant, place, edges.constant);
-      reduce_span(args.table, k, edges, TargetPacket<T, kBytes>(args.targets, place));
+          args, {args.keys + place.offset, uint32_t(place.features * sizeof(T))}, place, group, tile, d_weight, {}};
+      reduce_span(args.table, k, edges, RowPacket<T, kBytes>(args.targets, place));
       if (!place.active) continue;
 #pragma unroll
       for (int j = 0; j < kEdgeDims; ++j) {
@@ -211,7 +197,7 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void
 namespace bridge {
 
 EdgeFeatureGradients gatv2_edge_gradient(const HeadShape& shape, const Tensor& l, const Tensor& r, const Tensor& att,
-                                         const PackedEdges& edges, const Tensor& pairs, const CsrArguments& csr,
+                                         const PackedEdges& edges, const Tensor& ds, const CsrArguments& csr,
                                          const OptionalTensor& perm, double negative_slope) {
   const CudaCall call(l);
   const ScalarType type = l.scalar_type(), acc = accumulate_type(type);
@@ -220,7 +206,7 @@ EdgeFeatureGradients gatv2_edge_gradient(const HeadShape& shape, const Tensor& l
   if (num_edges == 0 || csr.num_rows == 0) return {d_attr, zeros_like_device(l, {width, dims}, acc)};
   Tensor of_spans = empty_like_device(l, {csr.num_spans, kEdgeDims, width}, acc);
   Tensor by_feature = empty_like_device(l, {dims, width}, acc);
-  dispatch_widest(l, shape.channels, csr.index, {&l, &r}, [&](auto types) {
+  dispatch_widest<kEdgeDims>(l, shape.channels, csr.index, {&l, &r, &att}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;
@@ -234,7 +220,7 @@ EdgeFeatureGradients gatv2_edge_gradient(const HeadShape& shape, const Tensor& l
     args.targets = read_pointer<T>(r);
     args.constant = read_pointer<Acc>(att);
     args.perm = read_pointer<Index>(perm);
-    args.pairs = read_pointer<Acc>(pairs);
+    args.ds = read_pointer<Acc>(ds);
     args.projection = edge_projection<T>(edges.attr, edges.weight);
     args.dims = int(dims);
     args.family = {Acc(negative_slope)};
@@ -243,7 +229,8 @@ EdgeFeatureGradients gatv2_edge_gradient(const HeadShape& shape, const Tensor& l
     args.d_weight = write_pointer<Acc>(of_spans);
     const auto* kernel = reinterpret_cast<const void*>(&gatv2_edge_gradient_kernel<T, kBytes, Index>);
     const LaunchPlan plan = LaunchPlan::of(kernel, kAttentionThreads,
-                                           ceil_div<int64_t>(csr.num_spans * args.tiles.lanes, kAttentionThreads), 1);
+                                           ceil_div<int64_t>(csr.num_spans * args.tiles.lanes, kAttentionThreads), 1,
+                                           PacketFlight<kBytes, kEdgeBatch>::kSharedBytes);
     for (int64_t first = 0; first < dims; first += kEdgeDims) {
       args.first = int(first);
       launch_phases(plan, args, 1, call.stream);

@@ -22,9 +22,9 @@ struct EdgeFeatureGradients {
   Tensor d_weight;  // [H * C, D]
 };
 
-// `pairs` [num_edges, H, 2] by slot has ds second.
+// `ds` [num_edges, H] is by slot.
 EdgeFeatureGradients gatv2_edge_gradient(const HeadShape& shape, const Tensor& l, const Tensor& r, const Tensor& att,
-                                         const PackedEdges& edges, const Tensor& pairs, const CsrArguments& csr,
+                                         const PackedEdges& edges, const Tensor& ds, const CsrArguments& csr,
                                          const OptionalTensor& perm, double negative_slope);
 
 }  // namespace gnnagg::bridge

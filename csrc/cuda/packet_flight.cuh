@@ -1,9 +1,11 @@
 // Packets of feature rows between the request for a batch of edges and its use: in registers, or on their way into shared memory.
 //
 // A packet in registers takes four of them, so kernels with much state of their own have one batch there and wait for it. cp.async takes
-// none: it copies 16 bytes from memory, past the L1 cache, to a place in shared memory. Every thread has places of its own, one for each
+// none: it copies 16 bytes, or 8, from memory to a place in shared memory. Every thread has places of its own, one for each
 // packet of kAhead + 1 batches, and neither writes nor reads another's; so it waits for its own copies alone, and there is no barrier.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/span_walk.cuh"
 
@@ -28,11 +30,11 @@ struct RegisterFlight {
   static __device__ __forceinline__ void wait() {}
 };
 
-// kItems packets of 16 bytes of a batch, in dynamic shared memory: kSharedBytes of it for a block of kAttentionThreads.
-template <int kItems>
+// kItems packets of kBytes, 16 or 8, of a batch, in dynamic shared memory: kSharedBytes of it for a block of kAttentionThreads.
+template <int kBytes, int kItems>
 struct RingFlight {
-  using Raw = uint4;
-  static constexpr int kItemBytes = kLaneBytes * kAttentionThreads;
+  using Raw = typename RawBytes<kBytes>::type;
+  static constexpr int kItemBytes = kBytes * kAttentionThreads;
   static constexpr int kBatchBytes = kItems * kItemBytes;
   static constexpr int kFit = kRingBytes / kBatchBytes - 1;
   static constexpr int kAhead = kFit < kMostAhead ? kFit : kMostAhead;
@@ -52,19 +54,27 @@ struct RingFlight {
   __device__ __forceinline__ void request(const Batch& batch, int item, const void* from) const {
     const uint32_t to = batch.place + uint32_t(item) * kItemBytes;
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    if constexpr (kBytes == 16) {  // past the L1 cache
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+    }
 #else
-    const uint4 raw = __ldcg(static_cast<const uint4*>(from));
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)
-                 : "memory");
+    const Raw raw = __ldcg(static_cast<const Raw*>(from));
+    *static_cast<Raw*>(__cvta_shared_to_generic(to)) = raw;
 #endif
   }
   // Read again wherever it is asked for: a compiler that kept it would take the registers back.
   static __device__ __forceinline__ Raw get(const Batch& batch, int item) {
+    const uint32_t from = batch.place + uint32_t(item) * kItemBytes;
     Raw raw;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                 : "r"(batch.place + uint32_t(item) * kItemBytes));
+    if constexpr (kBytes == 16) {
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                   : "r"(from));
+    } else {
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from));
+    }
     return raw;
   }
   // Ends the requests of one batch.
@@ -83,19 +93,12 @@ struct RingFlight {
  private:
   static __device__ __forceinline__ uint32_t first() {
     extern __shared__ uint4 ring[];
-    return uint32_t(__cvta_generic_to_shared(ring + threadIdx.x));
+    return uint32_t(__cvta_generic_to_shared(ring)) + threadIdx.x * kBytes;
   }
 };
 
 template <int kBytes, int kItems>
-struct FlightOf {
-  using type = RegisterFlight<kBytes, kItems>;
-};
-template <int kItems>
-struct FlightOf<kLaneBytes, kItems> {
-  using type = RingFlight<kItems>;
-};
-template <int kBytes, int kItems>
-using PacketFlight = typename FlightOf<kBytes, kItems>::type;
+using PacketFlight =
+    std::conditional_t<kBytes == 16 || kBytes == 8, RingFlight<kBytes, kItems>, RegisterFlight<kBytes, kItems>>;
 
 }  // namespace gnnagg

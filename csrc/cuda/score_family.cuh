@@ -1,21 +1,42 @@
 // The two families of attention whose score is a sum over the channels of a head: what one packet contributes to it, and to its
 // gradients. Everything else of their kernels is shared (scored_attention.cuh, scored_gradient.cuh).
 //
+// What a family has that is the same for every edge is read wherever it is used (constant_of): kept, it takes the registers of a packet.
+//
 // Letters: a is the source's packet, b the target's, c the constant one, all of one head. With kEdgeFeatures b is the target's packet
 // plus the edge's own, W e (edge_features.cuh). With kEdgeTerms an edge may add a number of its own to each head's score.
 #pragma once
+
+#include <type_traits>
 
 #include "common/softmax.h"
 #include "cuda/heads.cuh"
 
 namespace gnnagg {
 
+// A lane's packet of the constant [H * C], whose address allows the loads of Span; 0 where the family has none.
+template <typename Family, int kSize, typename Acc>
+__device__ __forceinline__ void constant_of(const Acc* constant, const HeadPlace& place, Acc (&values)[kSize]) {
+  if constexpr (Family::kConstant) {
+    Span<Acc, kSize>::load(constant + place.offset, values);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) values[i] = Acc(0);
+  }
+}
+
+template <typename Acc>
+struct Gatv2EdgeScore;
+
 // gatv2_attention: sum of att * LeakyReLU(l + r); the values are l itself.
 template <typename Acc>
 struct Gatv2Score {
+  using Rare =
+      Gatv2EdgeScore<Acc>;  // what double and 64-bit indices are compiled for: no edge features are a case of theirs
   static constexpr bool kSeparateValues = false;
   static constexpr bool kConstant = true;  // att, which has a gradient
   static constexpr bool kEdgeFeatures = false;
+  static constexpr int kMostValues = kLaneBytes;  // of a packet
   static constexpr bool kEdgeTerms = false;
   Acc negative_slope;
 
@@ -33,14 +54,18 @@ struct Gatv2Score {
 template <typename Acc>
 struct Gatv2EdgeScore : Gatv2Score<Acc> {
   static constexpr bool kEdgeFeatures = true;
+  using Rare = Gatv2EdgeScore;
+  static constexpr int kMostValues = 4;  // a batch of eight, each with W e, does not fit the registers
 };
 
 // dot_attention: scale * sum of k * q; the values are v.
 template <typename Acc>
 struct DotScore {
+  using Rare = DotScore;
   static constexpr bool kSeparateValues = true;
   static constexpr bool kConstant = false;
   static constexpr bool kEdgeFeatures = false;
+  static constexpr int kMostValues = kLaneBytes;  // of a packet
   static constexpr bool kEdgeTerms = true;
   Acc factor;
 
@@ -50,5 +75,10 @@ struct DotScore {
   __device__ __forceinline__ Acc of_constant(Acc, Acc) const { return Acc(0); }
   __device__ __forceinline__ Acc scale() const { return factor; }
 };
+
+// What a kernel is compiled for.
+template <typename Family, typename T, typename Index>
+using FamilyOf =
+    std::conditional_t<std::is_same_v<T, double> || std::is_same_v<Index, int64_t>, typename Family::Rare, Family>;
 
 }  // namespace gnnagg

@@ -14,8 +14,6 @@
 
 namespace gnnagg {
 
-constexpr int kPair = 2;  // (logsumexp, D) of a target; (w, ds), or two terms, of an edge and head
-
 template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
 struct ScoredArgs {
   using Acc = acc_t<T>;
@@ -28,17 +26,11 @@ struct ScoredArgs {
   Family family;
   EdgeOptions<Acc, Index> options;
   EdgeProjection<T> projection;  // with kEdgeFeatures
-  Acc* edge_terms;  // with kEdgeTerms [num_edges, H, 2] by slot or null: added to the scaled score; receives the sum
+  const Acc* edge_terms;         // with kEdgeTerms [num_edges, H] by slot or null: added to the scaled score
+  Acc* edge_scores;              // likewise: receives the sum
   typename SoftmaxReducer<T, kBytes, kOwners, false>::Target target;
   Phases phases;
 };
-
-// The constant's packet of a lane; 0 where the family has none.
-template <int kSize, typename Acc>
-__device__ __forceinline__ void load_constant(const Acc* constant, const HeadPlace& place, Acc (&values)[kSize]) {
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) values[i] = constant ? __ldg(constant + place.offset + i) : Acc(0);
-}
 
 // The softmax of one row, with the target's packet of it.
 template <typename T, int kBytes, int kOwners>
@@ -66,6 +58,7 @@ struct ScoredRows {
   using Owner = EdgeOwner<kOwners>;
   using Raw = typename Vector::Raw;
   static constexpr int kSize = Vector::kSize;
+  static constexpr bool kNarrow = kSize == 1;
   static constexpr int kValue = Family::kSeparateValues ? kEdgeBatch : 0;  // the first value among the packets
   static constexpr bool kEdges = Family::kEdgeFeatures;
   static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
@@ -79,7 +72,6 @@ struct ScoredRows {
   PlainRows<T, kBytes, Index> keys, values;
   const HeadPlace& place;
   const Owner& owner;
-  Acc constant[kSize];
   Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
@@ -108,9 +100,9 @@ struct ScoredRows {
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
       if (owner.edge(o) < from || owner.edge(o) >= to) continue;
-      Acc* pair = args.edge_terms + place.score(slot + owner.edge(o)) * kPair;
-      score[o] += __ldcg(pair);
-      if (leaves) __stcg(pair + 1, score[o]);
+      const int64_t at = place.score(slot + owner.edge(o));
+      score[o] += __ldcg(args.edge_terms + at);
+      if (leaves) __stcg(args.edge_scores + at, score[o]);
     }
   }
   template <typename Cursor>
@@ -130,7 +122,8 @@ struct ScoredRows {
                               args.tiles, terms);
       }
     } else {
-      Acc target[kTargets][kSize];
+      Acc target[kTargets][kSize], constant[kSize];
+      constant_of<Family>(args.constant, place, constant);
 #pragma unroll
       for (int t = 0; t < kTargets; ++t) Vector::unpack(cursor.reducer.of_row, target[t]);
       if constexpr (kEdges) {
@@ -160,7 +153,7 @@ struct ScoredRows {
 };
 
 template <typename Family, typename T, int kBytes, typename Index, int kOwners, bool kLong>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void scored_attention_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void scored_attention_kernel(
     const ScoredArgs<Family, T, kBytes, Index, kOwners, kLong> args) {
   const Group group(args.tiles.lanes);
   const EdgeOwner<kOwners> owner(args.tiles, group);
@@ -168,9 +161,8 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void
   if (args.phases.has(0)) {
     for_each_span(args.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
       const HeadPlace place(args.tiles, group, int(tile), Packet<T, kBytes>::kSize);
-      ScoredRows<Family, T, kBytes, Index, kOwners, kLong> rows{
-          args, {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner, {}, {}};
-      load_constant(args.constant, place, rows.constant);
+      const ScoredRows<Family, T, kBytes, Index, kOwners, kLong> rows{
+          args, {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner, {}};
       reduce_span(args.table, k, rows, TargetSoftmax<T, kBytes, kOwners>(args.target, place, owner, args.targets));
     });
   }
@@ -184,11 +176,16 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSmLarge) void
 
 namespace bridge {
 
+// Edge features make kernels of their own for long heads the largest of all.
+template <typename Family>
+constexpr Long kLongHeads = Family::kEdgeFeatures ? Long::kNarrow : Long::kApart;
+
 // Edge features as the kernels take them; all empty without.
 struct ScoredEdges {
   OptionalTensor attr;    // [num_edges, D'], packed, of a family with kEdgeFeatures
   OptionalTensor weight;  // [D', H * C], W transposed
-  OptionalTensor terms;   // [num_edges, H, 2], of a family with kEdgeTerms
+  OptionalTensor terms;   // [num_edges, H] by slot, of a family with kEdgeTerms: of the scores
+  OptionalTensor second;  // likewise: receives the scores, or what is added to <dO, value>
 };
 
 template <typename T>
@@ -213,37 +210,40 @@ std::tuple<Tensor, Tensor> scored_attention(const char* op, const HeadShape& sha
   if (csr.num_rows == 0) return {out, lse};
   Tensor partials = empty_like_device(keys, {2 * csr.num_spans, shape.width()}, acc);
   Tensor partial_scores = empty_like_device(keys, {2 * csr.num_spans, shape.heads, kPartialScores}, acc);
-  dispatch_heads<false, true>(keys, shape, csr.index, {&keys, &values, &targets, &out}, [&](auto types) {
-    using Types = decltype(types);
-    using T = typename Types::Element;
-    using Index = typename Types::Index;
-    using Acc = acc_t<T>;
-    constexpr int kBytes = Types::kBytes, kOwners = Types::kOwners;
-    constexpr bool kLong = Types::kLong;
-    ScoredArgs<Family<Acc>, T, kBytes, Index, kOwners, kLong> args{};
-    args.table = csr.table<Index>();
-    args.tiles = shape.tiles(csr, Packet<T, kBytes>::kSize);
-    args.keys = read_pointer<T>(keys);
-    args.values = read_pointer<T>(values);
-    args.targets = read_pointer<T>(targets);
-    args.constant = read_pointer<Acc>(constant);
-    args.family = {Acc(family_factor)};
-    args.options = edge_options<Acc, Index>(op, csr, perm, std::nullopt, seed, dropout);
-    args.projection = edge_projection<T>(edges.attr, edges.weight);
-    args.edge_terms = edges.terms ? write_pointer<Acc>(*edges.terms) : nullptr;
-    args.target = {write_pointer<T>(out),
-                   write_pointer<Acc>(lse),
-                   nullptr,
-                   nullptr,
-                   write_pointer<Acc>(partials),
-                   write_pointer<Acc>(partial_scores),
-                   nullptr};
-    const auto* kernel =
-        reinterpret_cast<const void*>(&scored_attention_kernel<Family<Acc>, T, kBytes, Index, kOwners, kLong>);
-    constexpr int kSharedBytes = ScoredRows<Family<Acc>, T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
-    launch_phases(plan_heads(kernel, args.table, args.tiles, kReducePhases, kSharedBytes), args, kReducePhases,
-                  call.stream);
-  });
+  dispatch_heads<false, kLongHeads<Family<float>>, Family<float>::kMostValues>(
+      keys, shape, csr.index, {&keys, &values, &targets, &out, constant ? &*constant : &keys}, [&](auto types) {
+        using Types = decltype(types);
+        using T = typename Types::Element;
+        using Index = typename Types::Index;
+        using Acc = acc_t<T>;
+        using Chosen = FamilyOf<Family<Acc>, T, Index>;
+        constexpr int kBytes = Types::kBytes, kOwners = Types::kOwners;
+        constexpr bool kLong = Types::kLong;
+        ScoredArgs<Chosen, T, kBytes, Index, kOwners, kLong> args{};
+        args.table = csr.table<Index>();
+        args.tiles = shape.tiles(csr, Packet<T, kBytes>::kSize);
+        args.keys = read_pointer<T>(keys);
+        args.values = read_pointer<T>(values);
+        args.targets = read_pointer<T>(targets);
+        args.constant = read_pointer<Acc>(constant);
+        args.family = {Acc(family_factor)};
+        args.options = edge_options<Acc, Index>(op, csr, perm, std::nullopt, seed, dropout);
+        args.projection = edge_projection<T>(edges.attr, edges.weight);
+        args.edge_terms = read_pointer<Acc>(edges.terms);
+        args.edge_scores = edges.second ? write_pointer<Acc>(*edges.second) : nullptr;
+        args.target = {write_pointer<T>(out),
+                       write_pointer<Acc>(lse),
+                       nullptr,
+                       nullptr,
+                       write_pointer<Acc>(partials),
+                       write_pointer<Acc>(partial_scores),
+                       nullptr};
+        const auto* kernel =
+            reinterpret_cast<const void*>(&scored_attention_kernel<Chosen, T, kBytes, Index, kOwners, kLong>);
+        constexpr int kSharedBytes = ScoredRows<Chosen, T, kBytes, Index, kOwners, kLong>::Flight::kSharedBytes;
+        launch_phases(plan_heads(kernel, args.table, args.tiles, kReducePhases, kSharedBytes), args, kReducePhases,
+                      call.stream);
+      });
   return {out, lse};
 }
 

@@ -178,12 +178,18 @@ __device__ __forceinline__ void feed_row(const Source& source, const typename So
   }
 }
 
+// Whole batches have code of their own, but where it would be much of it for loads that are narrow anyway.
+template <typename Source>
+concept Narrow = Source::kNarrow;
+template <typename Source, typename Cursor>
+constexpr bool kTellsWholeBatches = !(FeedsSegments<Source, Cursor> && Narrow<Source>);
+
 // Asks for the rows of the batch at `slot`, of the ids that are there, and for the ids of the batch after.
-template <typename Index, typename Source>
+template <bool kTellsWhole, typename Index, typename Source>
 __device__ __forceinline__ void request_batch(const SpanTable<Index>& table, Source& source,
                                               typename Source::Batch& batch, Index slot, Index begin, Index end,
                                               Index (&ids)[kEdgeBatch]) {
-  if (slot >= begin && slot + kEdgeBatch <= end) {
+  if (kTellsWhole && slot >= begin && slot + kEdgeBatch <= end) {
     source.template request<true>(batch, slot, begin, end, ids);
   } else {
     source.template request<false>(batch, slot, begin, end, ids);
@@ -194,11 +200,15 @@ __device__ __forceinline__ void request_batch(const SpanTable<Index>& table, Sou
 template <typename Index, typename Source, typename Cursor>
 __device__ __forceinline__ void feed_batch(const Source& source, const typename Source::Batch& batch, Index slot,
                                            Index begin, Index end, Cursor& cursor) {
-  const bool one_row = slot >= begin && slot + kEdgeBatch <= end && slot + kEdgeBatch <= cursor.row_end;
-  if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
-    feed_row(source, batch, slot, cursor);
-  } else {
+  if constexpr (!kTellsWholeBatches<Source, Cursor>) {
     feed_rows(source, batch, slot, begin, end, cursor);
+  } else {
+    const bool one_row = slot >= begin && slot + kEdgeBatch <= end && slot + kEdgeBatch <= cursor.row_end;
+    if (__all_sync(__activemask(), one_row)) {  // a choice of code, not of result: groups of a warp stay together
+      feed_row(source, batch, slot, cursor);
+    } else {
+      feed_rows(source, batch, slot, begin, end, cursor);
+    }
   }
 }
 
@@ -212,6 +222,7 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
                                             const Reducer& empty) {
   const Index begin = table.span_edge(k), end = table.span_edge(k + 1);
   RowCursor<Index, Reducer> cursor(table, k, empty);
+  constexpr bool kTellsWhole = kTellsWholeBatches<Source, RowCursor<Index, Reducer>>;
   if (begin < end) {
     Index slot = batch_start(table.col, begin);
     Index ids[kEdgeBatch];
@@ -223,11 +234,11 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
       typename Source::Batch batches[kAhead + 1];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        request_batch(table, source, batches[a], Index(slot + a * kEdgeBatch), begin, end, ids);
+        request_batch<kTellsWhole>(table, source, batches[a], Index(slot + a * kEdgeBatch), begin, end, ids);
         Flight::commit();
       }
       for (; slot < end; slot += kEdgeBatch) {
-        request_batch(table, source, batches[kAhead], Index(slot + kAhead * kEdgeBatch), begin, end, ids);
+        request_batch<kTellsWhole>(table, source, batches[kAhead], Index(slot + kAhead * kEdgeBatch), begin, end, ids);
         Flight::commit();
         Flight::wait();
         feed_batch(source, batches[0], slot, begin, end, cursor);
@@ -237,7 +248,7 @@ __device__ __forceinline__ void reduce_span(const SpanTable<Index>& table, int64
     } else {
       typename Source::Batch batch;
       for (; slot < end; slot += kEdgeBatch) {
-        request_batch(table, source, batch, slot, begin, end, ids);
+        request_batch<kTellsWhole>(table, source, batch, slot, begin, end, ids);
         feed_batch(source, batch, slot, begin, end, cursor);
       }
     }

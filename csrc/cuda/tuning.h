@@ -13,11 +13,12 @@ constexpr int kBlocksPerSm = 2;
 // Reductions that keep several accumulators trade half of the threads for twice the registers.
 constexpr int kBlocksPerSmLarge = 1;
 
-// Attention keeps a softmax and the row's share of the scores beside the accumulators: 80 registers, so three blocks of 256.
+// Attention keeps a softmax or a gradient, and the row's packets, beside what it adds up: 128 registers, so two blocks of 256. At 80
+// registers it spilled, which cost more than the third block gave, since packets in flight take no registers (packet_flight.cuh).
 constexpr int kAttentionThreads = 256;
-constexpr int kAttentionBlocksPerSm = 3;
-// Its gradient keeps a row of each end of the edge: 128 registers.
-constexpr int kAttentionBlocksPerSmLarge = 2;
+constexpr int kAttentionBlocksPerSm = 2;
+// Of the kernels whose edges carry single numbers.
+constexpr int kEdgeBlocksPerSm = 4;
 
 // Shared memory of a block for packets in flight (packet_flight.cuh): two blocks an SM fit on every GPU since Ampere's first, one on the
 // others; and how many batches it holds at most beside the one in use.

@@ -150,6 +150,19 @@ def test_64_bit_indices(name: str, op: str) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)  # float32 sums in another order
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_addresses_that_allow_no_wide_loads(op: str) -> None:
+    graph = ZOO["power_law"].graph("cuda")
+    tensors = inputs(op, graph, (2, 8))
+    expected = everything(op, graph, tensors)
+    for place, tensor in enumerate(tensors):
+        room = tensor.new_empty(tensor.numel() + 1)
+        moved = room.detach()[1:].view_as(tensor).copy_(tensor.detach()).requires_grad_()
+        results = everything(op, graph, [*tensors[:place], moved, *tensors[place + 1 :]])
+        for actual, want in zip(results, expected, strict=True):
+            torch.testing.assert_close(actual, want, rtol=1e-4, atol=1e-4)  # float32 sums in another order
+
+
 def test_two_streams_at_once() -> None:
     graph = LARGE.graph("cuda")
     with gnnagg.launch_mode("cooperative"):
