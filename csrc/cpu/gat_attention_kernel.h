@@ -228,9 +228,9 @@ GNNAGG_INLINE void add_weighted(const GatTask<T>& task, const GatHeads<T>& heads
 }
 
 template <typename T>
-GNNAGG_INLINE void add_all_features(const GatTask<T>& task, const GatHeads<T>& heads, const ChunkRows& rows,
-                                    const Accumulate<T>* weight, const SoftmaxRow<Accumulate<T>>& row,
-                                    const BlockTarget<T>& target) {
+__attribute__((noinline)) void add_all_features(const GatTask<T>& task, const GatHeads<T>& heads, const ChunkRows& rows,
+                                                const Accumulate<T>* weight, const SoftmaxRow<Accumulate<T>>& row,
+                                                const BlockTarget<T>& target) {
   for_each_block<T, kMostAttentionVectors>(heads.num_features, [&](auto size, int64_t first, int in_last) {
     add_weighted<size.value>(task, heads, rows, weight, row, first, in_last, target);
   });
@@ -307,12 +307,12 @@ GNNAGG_INLINE void write_state(const GatTask<T>& task, const GatHeads<T>& heads,
   }
 }
 
-template <bool kPositive, typename T, typename Index>
+template <bool kPositive, typename T>
 void gat_spans_of(const GatArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   const GatTask<T> task(args);
-  const SpanView<Index> view(args.csr);
-  const Index* perm = static_cast<const Index*>(args.perm);
+  const SpanView view(args.csr);
+  const IndexArray perm = args.perm;
   const bool wants_ids = args.edge_score || args.dropout.is_on;
   const int64_t last_slot = view.live_edges() - 1;
   ChunkWeights<Acc> chunk;
@@ -322,7 +322,7 @@ void gat_spans_of(const GatArgs& args, int64_t begin_span, int64_t end_span) {
   for (int64_t first = 0; first < task.heads; first += kMostHeads) {
     const GatHeads<T> heads(task, first);
     for (int64_t span = begin_span; span < end_span; ++span) {
-      SpanWalk<Index> walk(view, span);
+      SpanWalk walk(view, span);
       while (walk.next()) {
         if (walk.begin == walk.end) {
           write_empty_row(task, walk.row);
@@ -345,12 +345,12 @@ void gat_spans_of(const GatArgs& args, int64_t begin_span, int64_t end_span) {
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void gat_spans(const GatArgs& args, int64_t begin, int64_t end) {
   if (args.positive_out) {
-    gat_spans_of<true, T, Index>(args, begin, end);
+    gat_spans_of<true, T>(args, begin, end);
   } else {
-    gat_spans_of<false, T, Index>(args, begin, end);
+    gat_spans_of<false, T>(args, begin, end);
   }
 }
 
@@ -384,8 +384,8 @@ GNNAGG_INLINE void finish_features(const GatTask<T>& task, const GatHeads<T>& he
 }
 
 // The pieces of a split row to its result; their sums gather in the first one's place.
-template <bool kPositive, typename T, typename Index>
-void combine_split_row(const GatTask<T>& task, const SpanView<Index>& view, const SplitRow& split) {
+template <bool kPositive, typename T>
+void combine_split_row(const GatTask<T>& task, const SpanView& view, const SplitRow& split) {
   using Acc = Accumulate<T>;
   const GatArgs& args = task.args;
   const int64_t row = view.row_of(split), pieces = view.num_partials(split), first_place = view.partial(split, 0);
@@ -439,10 +439,10 @@ void combine_split_row(const GatTask<T>& task, const SpanView<Index>& view, cons
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void gat_combine(const GatArgs& args, int64_t begin, int64_t end) {
   const GatTask<T> task(args);
-  const SpanView<Index> view(args.csr);
+  const SpanView view(args.csr);
   for (int64_t item = begin; item < end; ++item) {
     if (args.positive_out) {
       combine_split_row<true>(task, view, view.split_row(item));

@@ -26,10 +26,6 @@ constexpr int kMostHeadVectors = 4;
 template <typename Acc>
 constexpr int kLaneVectors = kScoreLanes / kLanesOf<Acc>;
 
-// Whether there are kernels for heads of whole vectors alone; else those for any C serve them too.
-template <typename T, typename Index>
-constexpr bool kHasWholeKernels = !std::is_same_v<T, double> && sizeof(Index) == sizeof(int32_t);
-
 // --- memory ----------------------------------------------------------------------------------------------------------
 
 // Rows and chunks of one call: memory is zero and begins at cache lines.
@@ -121,21 +117,21 @@ struct Chunk {
 };
 
 // ScoreArgs in their types, and the steps that several passes take.
-template <typename T, typename Index>
+template <typename T>
 struct ScoreTask {
   using Acc = Accumulate<T>;
-  SpanView<Index> view;
-  const Index* slot;
-  const Index* perm;
+  SpanView view;
+  IndexArray slot;
+  IndexArray perm;
   const T* edge_attr;
   DropoutArgs dropout;
   int64_t heads, channels, width, stride, padded, edge_dim, edge_stride, last_slot;
-  int vectors, in_last;  // vectors of a head, and channels in its last one
+  int vectors, whole, in_last;  // vectors of a head, whole ones among them, and channels in the last one
 
   explicit ScoreTask(const ScoreArgs& args)
       : view(args.csr),
-        slot(static_cast<const Index*>(args.slot)),
-        perm(static_cast<const Index*>(args.perm)),
+        slot(args.slot),
+        perm(args.perm),
         edge_attr(static_cast<const T*>(args.edge_attr)),
         dropout(args.dropout),
         heads(args.heads),
@@ -147,15 +143,25 @@ struct ScoreTask {
         edge_stride(args.edge_stride),
         last_slot(view.live_edges() - 1),
         vectors(int((args.channels + kWidth<T> - 1) / kWidth<T>)),
+        whole(int(args.channels / kWidth<T>)),
         in_last(int(args.channels - (vectors - 1) * kWidth<T>)) {}
 
   // --- feature rows
 
   // Vector v of the head that begins at `head_row`, 0 behind the head.
-  template <bool kWhole>
   GNNAGG_INLINE Vector<Acc> load_of_head(const T* head_row, int v, const Tail<T>& tail) const {
-    if (kWhole || v + 1 < vectors) return load(head_row + v * kWidth<T>);
+    if (v < whole) return load(head_row + v * kWidth<T>);
     return first_lanes<Acc>(load_tail(head_row + v * kWidth<T>, tail), in_last);
+  }
+
+  // How vector v of a head ends, for loops that read it of many rows.
+  GNNAGG_INLINE Tail<T> tail_of(int v, const Tail<T>& tail) const {
+    Tail<T> result = tail;
+    if (v < whole) result.count = kWidth<T>;
+    return result;
+  }
+  static GNNAGG_INLINE Vector<Acc> load_part(const T* from, const Tail<T>& tail) {
+    return first_lanes<Acc>(load_tail(from, tail), tail.count);
   }
 
   // A feature row as a padded row. `end`: of its table.
@@ -163,7 +169,7 @@ struct ScoreTask {
     const Tail<T> tail(in_last, end);
     for (int64_t head = 0; head < heads; ++head) {
       for (int v = 0; v < vectors; ++v) {
-        store(to + head * stride + v * kWidth<T>, load_of_head<false>(row + head * channels, v, tail));
+        store(to + head * stride + v * kWidth<T>, load_of_head(row + head * channels, v, tail));
       }
     }
   }
@@ -182,19 +188,20 @@ struct ScoreTask {
 
   // --- chunks
 
-  GNNAGG_INLINE int64_t forward_slot(int64_t at) const { return slot ? int64_t(slot[at]) : at; }
+  GNNAGG_INLINE int64_t forward_slot(int64_t at) const { return slot ? slot[at] : at; }
   GNNAGG_INLINE int64_t edge_of(int64_t at) const {
     const int64_t forward = forward_slot(at);
-    return perm ? int64_t(perm[forward]) : forward;
+    return perm ? perm[forward] : forward;
   }
 
   GNNAGG_INLINE void fill(Chunk<T>& chunk, int64_t begin, int64_t end, const T* table, const T* other) const {
     chunk.first_slot = begin;
     chunk.count = int(end - begin < kChunkSlots ? end - begin : kChunkSlots);
-    for (int s = 0; s < ceil_div(chunk.count, kBatchSlots) * kBatchSlots; ++s) {
-      const int64_t row = int64_t(view.col[begin + (s < chunk.count ? s : chunk.count - 1)]) * width;
+    const int num_slots = ceil_div(chunk.count, kBatchSlots) * kBatchSlots;
+    for (int s = 0; s < num_slots; ++s) {
+      const int64_t row = view.col[begin + (s < chunk.count ? s : chunk.count - 1)] * width;
       const int64_t at_ahead = begin + s + kChunkSlots;
-      const int64_t row_ahead = int64_t(view.col[at_ahead < last_slot ? at_ahead : last_slot]) * width;
+      const int64_t row_ahead = view.col[at_ahead < last_slot ? at_ahead : last_slot] * width;
       chunk.row[s] = table + row;
       chunk.row_ahead[s] = table + row_ahead;
       if (!other) continue;
@@ -254,28 +261,30 @@ struct ScoreTask {
   // --- products and sums of a chunk's rows
 
   // to[h, s] = sum over c of term(batch slot, vector of row[s], offset in a padded row). Requests the rows `ahead`.
-  template <bool kWhole, typename Term>
+  template <typename Term>
   GNNAGG_INLINE void sum_batch(const T* const* row, const T* const* ahead, int64_t head, const Tail<T>& tail,
                                const Term& term, Acc* to) const {
     constexpr int kParts = kLaneVectors<Acc>;
     Vector<Acc> part[kBatchSlots][kParts] = {};
     int v = 0;
-    const auto step = [&](int group, int at) {
+    const auto step = [&](int group, int at, const auto& load_one) {
 #pragma GCC unroll 4
       for (int s = 0; s < kBatchSlots; ++s) {
         __builtin_prefetch(ahead[s] + head * channels + at * kWidth<T>);
-        const Vector<Acc> value = load_of_head<kWhole>(row[s] + head * channels, at, tail);
+        const Vector<Acc> value = load_one(row[s] + head * channels, at);
         part[s][group] += term(s, value, head * stride + at * kWidth<T>);
       }
     };
-    for (; v + kParts <= vectors; v += kParts) {
-#pragma GCC unroll 8
-      for (int group = 0; group < kParts; ++group) step(group, v + group);
-    }
-    if constexpr (kParts > 1) {
+    for (; v + kParts <= whole; v += kParts) {
 #pragma GCC unroll 8
       for (int group = 0; group < kParts; ++group) {
-        if (v + group < vectors) step(group, v + group);
+        step(group, v + group, [](const T* from, int at) { return load(from + at * kWidth<T>); });
+      }
+    }
+#pragma GCC unroll 8
+    for (int group = 0; group < kParts; ++group) {
+      if (v + group < vectors) {
+        step(group, v + group, [&](const T* from, int at) { return load_of_head(from, at, tail); });
       }
     }
     fold_batch(part, to);
@@ -296,23 +305,22 @@ struct ScoreTask {
   }
 
   // to[h, s] = <row[s], mine> head by head; `mine` is a padded row.
-  template <bool kWhole>
   GNNAGG_INLINE void dot_batch(const T* const* row, const T* const* ahead, const Acc* mine, const Tail<T>& tail,
                                Acc* to) const {
     for (int64_t head = 0; head < heads; ++head) {
-      sum_batch<kWhole>(
+      sum_batch(
           row, ahead, head, tail, [&](int, Vector<Acc> value, int64_t at) { return product(value, load(mine + at)); },
           to + head * kChunkSlots);
     }
   }
 
   // sums[h, c] += sum over s of weight[h, s] * row[s][h, c]. Requests the rows `ahead` where kAhead.
-  template <bool kWhole, bool kAhead>
-  void add_rows(const T* const* row, const T* const* ahead, int count, const Acc* weight, const T* table_end,
-                Acc* sums) const {
+  template <bool kAhead>
+  __attribute__((noinline)) void add_rows(const T* const* row, const T* const* ahead, int count, const Acc* weight,
+                                          const T* table_end, Acc* sums) const {
     const Tail<T> tail(in_last, table_end);
     for (int64_t head = 0; head < heads; ++head) {
-      for_each_vector_block([&](auto size, int v) {
+      for_each_vector_block([&](auto size, int v, const auto& load_one) {
         constexpr int kVectors = size.value;
         Acc* to = sums + head * stride + v * kWidth<T>;
         Vector<Acc> sum[kVectors];
@@ -322,8 +330,9 @@ struct ScoreTask {
           const Vector<Acc> factor = broadcast<Acc>(weight[head * kChunkSlots + s]);
 #pragma GCC unroll 4
           for (int i = 0; i < kVectors; ++i) {
-            if constexpr (kAhead) __builtin_prefetch(ahead[s] + head * channels + (v + i) * kWidth<T>);
-            sum[i] += product(load_of_head<kWhole>(row[s] + head * channels, v + i, tail), factor);
+            const int64_t first = head * channels + (v + i) * kWidth<T>;
+            if constexpr (kAhead) __builtin_prefetch(ahead[s] + first);
+            sum[i] += product(load_one(row[s] + first, tail), factor);
           }
         }
 #pragma GCC unroll 4
@@ -332,37 +341,42 @@ struct ScoreTask {
     }
   }
 
-  // Calls block(size, first vector) until every vector of a head is covered.
+  // Calls block(size, first vector, how to load from an address and a Tail) until every vector of a head is covered.
   template <typename Block>
   GNNAGG_INLINE void for_each_vector_block(const Block& block) const {
+    const auto load_whole = [](const T* from, const Tail<T>&) { return load(from); };
+    const auto load_last = [&](const T* from, const Tail<T>& tail) {
+      return first_lanes<Acc>(load_tail(from, tail), in_last);
+    };
     int v = 0;
-    for (; v + kMostHeadVectors <= vectors; v += kMostHeadVectors) block(BlockSize<kMostHeadVectors>{}, v);
-    for (; v + 2 <= vectors; v += 2) block(BlockSize<2>{}, v);
-    if (v < vectors) block(BlockSize<1>{}, v);
+    for (; v + kMostHeadVectors <= whole; v += kMostHeadVectors) block(BlockSize<kMostHeadVectors>{}, v, load_whole);
+    for (; v + 2 <= whole; v += 2) block(BlockSize<2>{}, v, load_whole);
+    if (v < whole) block(BlockSize<1>{}, v, load_whole);
+    if (whole < vectors) block(BlockSize<1>{}, whole, load_last);
   }
 };
 
 // --- softmax of the rows that pass by --------------------------------------------------------------------------------
 
 // The sums of a row: [H, S] features, [H, edge stride] edge features where there are any, [H] maxima, [H] sums.
-template <typename T, typename Index>
+template <typename T>
 struct SoftmaxSums {
   using Acc = Accumulate<T>;
-  const ScoreTask<T, Index>& task;
+  const ScoreTask<T>& task;
   const SoftmaxRows& rows;
   int64_t edge_size;
   Acc* sums;
   Acc* now;      // [H], and lanes to spare: the maxima after a chunk
   Acc* factors;  // likewise: what they scale earlier sums by
 
-  SoftmaxSums(const ScoreTask<T, Index>& of, const SoftmaxRows& to, Scratch<Acc>& scratch)
+  SoftmaxSums(const ScoreTask<T>& of, const SoftmaxRows& to, Scratch<Acc>& scratch)
       : task(of),
         rows(to),
         edge_size(to.edge_out ? of.heads * of.edge_stride : 0),
         sums(scratch.take(to.piece)),
         now(scratch.take(of.heads + kScoreLanes)),
         factors(scratch.take(of.heads + kScoreLanes)) {}
-  static int64_t room(const ScoreTask<T, Index>& task, const SoftmaxRows& rows) {
+  static int64_t room(const ScoreTask<T>& task, const SoftmaxRows& rows) {
     return Scratch<Acc>::room(rows.piece) + 2 * Scratch<Acc>::room(task.heads + kScoreLanes);
   }
 
@@ -469,7 +483,7 @@ struct SoftmaxSums {
     }
   }
 
-  GNNAGG_INLINE void end_of(const SpanWalk<Index>& walk) const {
+  GNNAGG_INLINE void end_of(const SpanWalk& walk) const {
     if (walk.partial == walk.kWholeRow) {
       finish(walk.row, walk.begin == walk.end);
     } else {
@@ -478,12 +492,12 @@ struct SoftmaxSums {
   }
 };
 
-template <typename T, typename Index>
+template <typename T>
 void combine_softmax(const ScoreArgs& args, const SoftmaxRows& rows, int64_t begin, int64_t end) {
   using Acc = Accumulate<T>;
-  const ScoreTask<T, Index> task(args);
-  Scratch<Acc> scratch(SoftmaxSums<T, Index>::room(task, rows));
-  const SoftmaxSums<T, Index> sums(task, rows, scratch);
+  const ScoreTask<T> task(args);
+  Scratch<Acc> scratch(SoftmaxSums<T>::room(task, rows));
+  const SoftmaxSums<T> sums(task, rows, scratch);
   for (int64_t item = begin; item < end; ++item) {
     const SplitRow split = task.view.split_row(item);
     sums.reset();
@@ -496,10 +510,10 @@ void combine_softmax(const ScoreArgs& args, const SoftmaxRows& rows, int64_t beg
 
 // --- plain sums of rows ----------------------------------------------------------------------------------------------
 
-template <typename T, typename Index>
+template <typename T>
 struct RowSums {
   using Acc = Accumulate<T>;
-  const ScoreTask<T, Index>& task;
+  const ScoreTask<T>& task;
   const SummedRows& rows;
   Acc* sums;
 
@@ -528,7 +542,7 @@ struct RowSums {
     }
   }
 
-  GNNAGG_INLINE void end_of(const SpanWalk<Index>& walk) const {
+  GNNAGG_INLINE void end_of(const SpanWalk& walk) const {
     if (walk.partial == walk.kWholeRow) {
       finish(walk.row);
     } else {
@@ -537,12 +551,12 @@ struct RowSums {
   }
 };
 
-template <typename T, typename Index>
+template <typename T>
 void combine_sums(const ScoreArgs& args, const SummedRows& rows, int64_t begin, int64_t end) {
   using Acc = Accumulate<T>;
-  const ScoreTask<T, Index> task(args);
+  const ScoreTask<T> task(args);
   Scratch<Acc> scratch(rows.piece);
-  const RowSums<T, Index> sums{task, rows, scratch.take(rows.piece)};
+  const RowSums<T> sums{task, rows, scratch.take(rows.piece)};
   for (int64_t item = begin; item < end; ++item) {
     const SplitRow split = task.view.split_row(item);
     sums.reset();
@@ -596,8 +610,8 @@ GNNAGG_INLINE void weigh_gradients(int64_t heads, int count, const Acc* lse, con
 }
 
 // What weigh_gradients left for the slots of a chunk of the transpose, as [H, kChunkSlots] each.
-template <typename T, typename Index>
-GNNAGG_INLINE void load_weights(const ScoreTask<T, Index>& task, const Chunk<T>& chunk, const void* weights,
+template <typename T>
+GNNAGG_INLINE void load_weights(const ScoreTask<T>& task, const Chunk<T>& chunk, const void* weights,
                                 Accumulate<T>* weight, Accumulate<T>* gradient) {
   using Acc = Accumulate<T>;
   const Acc* all = static_cast<const Acc*>(weights);
