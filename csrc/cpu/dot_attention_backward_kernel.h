@@ -6,10 +6,11 @@
 // How: two passes. dot_rows walks the rows of the forward's CSR and gathers k and v: dq, dp and de; it leaves
 // alpha * mask and ds / scale, 2 H numbers per slot. dot_sources walks the transpose and gathers q and dO.
 // Traffic: four gathers of F * s bytes per slot, 8 H bytes written and read at random, the edge features once.
-// Determinism: as score_attention.h says.
+// Determinism: as score_task.h says.
 #pragma once
 
 #include "cpu/dot_attention_kernel.h"
+#include "cpu/score_backward.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 

@@ -2,14 +2,14 @@
 //
 // What: s = scale * (<q_i, k_j> + <p_i, e>), alpha = softmax of s over the row, out_i = sum alpha * mask * v_j and
 // edge_out_i = sum alpha * mask * e, with p = edge_query.
-// How: an item is one span, walked in chunks (score_attention.h). Edge features of a chunk lie with the slots side by
+// How: an item is one span, walked in chunks (score_task.h). Edge features of a chunk lie with the slots side by
 // side, so that <p, e> of all its slots is D multiplications of vectors.
 // Traffic: F * s bytes each of k and v per slot, once; 4 bytes of col, and with edge features 4 of perm and D * s of
 // attributes.
-// Determinism: as score_attention.h says.
+// Determinism: as score_task.h says.
 #pragma once
 
-#include "cpu/score_attention.h"
+#include "cpu/score_softmax.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 

@@ -4,6 +4,7 @@
 #include "cpu/edge_softmax_kernel.h"
 #include "cpu/gat_attention_backward_kernel.h"
 #include "cpu/gat_attention_kernel.h"
+#include "cpu/gat_combine.h"
 
 // One entry per FeatureType.
 #define GNNAGG_ALL_TYPES(kernel) {kernel<float>, kernel<double>, kernel<Half>, kernel<BFloat16>}

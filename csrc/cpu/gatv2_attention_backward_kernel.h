@@ -6,10 +6,11 @@
 // and ds, 2 H numbers per slot. Its items are groups of spans, each with sums of its own for datt and dW, which the caller
 // adds up. gatv2_sources walks the transpose, gathers r and dO, and needs u again for its sign alone.
 // Traffic: three gathers of F * s bytes per slot, 8 H bytes written and read at random, and twice the edge features.
-// Determinism: as score_attention.h says; groups are fixed by the schedule.
+// Determinism: as score_task.h says; groups are fixed by the schedule.
 #pragma once
 
 #include "cpu/gatv2_attention_kernel.h"
+#include "cpu/score_backward.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 

@@ -1,14 +1,14 @@
 // gatv2_attention on the CPU. Included once per level (GNNAGG_LEVEL).
 //
 // What: u = l_j + r_i + W e, s = sum_c att_c leaky(u_c), alpha = softmax of s over the row, out_i = sum alpha * mask * l_j.
-// How: an item is one span. Chunk by chunk (score_attention.h) the scores are computed, become weights in a running
+// How: an item is one span. Chunk by chunk (score_task.h) the scores are computed, become weights in a running
 // softmax, and weigh the rows of l that are in the first cache by now. W e of a chunk is a small matrix product into a
 // buffer of kChunkSlots padded rows, which then stands in for r_i.
 // Traffic: F * s bytes of l per slot, once; 4 bytes of col, and with edge features 4 of perm and D * s of attributes.
-// Determinism: as score_attention.h says.
+// Determinism: as score_task.h says.
 #pragma once
 
-#include "cpu/score_attention.h"
+#include "cpu/score_softmax.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
