@@ -35,7 +35,7 @@ Tensor aggregate_sum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor s
   Tensor partials =
       bridge::empty_like_device(x, {num_splits ? shape.batch : 0, 2 * args.csr.num_spans, shape.width}, acc);
   args.x = x.const_data_ptr();
-  args.perm = bridge::read_pointer<void>(perm);
+  args.perm = index_array(perm);
   args.weight = bridge::read_pointer<void>(weight);
   args.src_scale = bridge::read_pointer<void>(src_scale);
   args.dst_scale = bridge::read_pointer<void>(dst_scale);
@@ -47,13 +47,12 @@ Tensor aggregate_sum(Tensor x, Tensor rowptr, Tensor col, Tensor spans, Tensor s
   args.acc_out = acc_out;
 
   const FeatureType t = feature_type(type);
-  const IndexType i = index_type(rowptr.scalar_type());
   const Kernels& table = kernels();
   const int64_t bytes = bytes_moved(shape, num_edges + num_rows, type);
   bridge::parallel_items(shape.batch * args.csr.num_spans, 1, bytes,
-                         [&](int64_t begin, int64_t end) { table.sum_spans[t][i](args, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.sum_spans[t](args, begin, end); });
   bridge::parallel_items(shape.batch * num_splits, 1, bytes_moved(shape, 2 * num_splits, acc),
-                         [&](int64_t begin, int64_t end) { table.sum_combine[t][i](args, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.sum_combine[t](args, begin, end); });
   return out;
 }
 

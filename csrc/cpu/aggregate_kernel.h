@@ -1,12 +1,15 @@
-// Sum and mean of rows on the CPU. Included once per level (GNNAGG_LEVEL).
+// Sum and mean of rows, and one hop of propagate, on the CPU. Included once per level (GNNAGG_LEVEL).
 //
 // What: out[i, f] = dst_scale[i] / (deg_i if mean, else 1) * sum over slots s of row i of c[s, f] * x[col[s], f], where
-// c[s, f] = weight[perm[s], head(f)] * src_scale[col[s]]; a missing factor is 1 and then costs no multiplication.
+// c[s, f] = weight[perm[s], head(f)] * src_scale[col[s]]; a missing factor is 1 and then costs no multiplication. With
+// x0, a hop of propagate: (1 - teleport) times that, plus teleport * x0[i, f]. A hop reads all of the hop before, so its
+// caller lets every item of one hop end before the next begins.
 // How: an item is one span of one batch. Its rows are walked slot by slot; the accumulators of a block of up to 8
 // vectors of features stay in registers over the whole row, and source rows are prefetched kPrefetchSlots ahead, across
 // rows. A wider F is walked block by block. Rows inside the span are stored at once; a piece of a split row goes to
 // partials.
-// Traffic: F * s bytes per slot from whichever cache holds x, 4 bytes of col, F * s per row written.
+// Traffic: F * s bytes per slot from whichever cache holds x, 4 bytes of col, and with weights 4 of perm and 4 of weight;
+// F * s per row written, and F * s of x0 read.
 // Determinism: a row is summed in slot order within a span, and its partials in span order. Nothing depends on the
 // thread or on the level.
 #pragma once
@@ -24,38 +27,48 @@ constexpr int64_t kSlotsPerChunk = 128;
 constexpr int64_t kSpreadSlots = 16;
 constexpr int kMostSumVectors = 8;
 
-template <typename T, typename Index>
+template <typename T>
 struct SumTask {
   using Acc = Accumulate<T>;
-  SpanView<Index> view;
-  const Index* perm;
+  SpanView view;
+  IndexArray perm;
   const Acc* weight;
   const Acc* src_scale;
   const Acc* dst_scale;
+  const T* x0;
+  double teleport;
   int64_t width, heads, last_slot;
   bool mean, acc_out;
 
   explicit SumTask(const SumArgs& args)
       : view(args.csr),
-        perm(static_cast<const Index*>(args.perm)),
+        perm(args.perm),
         weight(static_cast<const Acc*>(args.weight)),
         src_scale(static_cast<const Acc*>(args.src_scale)),
         dst_scale(static_cast<const Acc*>(args.dst_scale)),
+        x0(static_cast<const T*>(args.x0)),
+        teleport(args.teleport),
         width(args.width),
         heads(args.heads),
         last_slot(view.live_edges() - 1),
         mean(args.mean),
         acc_out(args.acc_out) {}
 
-  GNNAGG_INLINE int64_t weight_row(int64_t slot) const { return perm ? int64_t(perm[slot]) : slot; }
+  GNNAGG_INLINE int64_t weight_row(int64_t slot) const { return perm ? perm[slot] : slot; }
 
-  // c[s] for one head, of the slots [begin, end).
+  // c[s] for one head, of the slots [begin, end), at most kSlotsPerChunk.
   __attribute__((noinline)) void coefficients(int64_t begin, int64_t end, Acc* out) const {
-    for (int64_t slot = begin; slot < end; ++slot) {
-      Acc value = weight ? weight[weight_row(slot)] : Acc(1);
-      if (src_scale) value *= src_scale[view.col[slot]];
-      out[slot - begin] = value;
+    const int64_t count = end - begin;
+    int64_t row[kSlotsPerChunk];
+    if (weight && perm) {
+      perm.read(begin, count, row);
+      for (int64_t k = 0; k < count; ++k) out[k] = weight[row[k]];
+    } else {
+      for (int64_t k = 0; k < count; ++k) out[k] = weight ? weight[begin + k] : Acc(1);
     }
+    if (!src_scale) return;
+    view.col.read(begin, count, row);
+    for (int64_t k = 0; k < count; ++k) out[k] *= src_scale[row[k]];
   }
 
   // c[s, f] for the features [first, first + stride) of several heads, [slots, stride]. `out` has a vector to spare.
@@ -81,11 +94,10 @@ struct SumTask {
 
 // Adds the slots [begin, end) of one row to kVectors accumulators. x points at the block's first feature of source 0.
 template <int kVectors, Weighting kWeighting, typename T, typename Index>
-GNNAGG_INLINE void add_slots(const SumTask<T, Index>& task, const T* x, int64_t begin, int64_t end,
+GNNAGG_INLINE void add_slots(const SumTask<T>& task, const Index* col, const T* x, int64_t begin, int64_t end,
                              const Accumulate<T>* coefficient, const Tail<T>& tail,
                              Vector<Accumulate<T>> (&sum)[kVectors]) {
   using Acc = Accumulate<T>;
-  const Index* col = task.view.col;
   for (int64_t slot = begin; slot < end; ++slot) {
     const int64_t ahead = slot + kPrefetchSlots < task.last_slot ? slot + kPrefetchSlots : task.last_slot;
     prefetch<kVectors * kWidth<T> * int64_t(sizeof(T))>(x + int64_t(col[ahead]) * task.width);
@@ -104,14 +116,14 @@ GNNAGG_INLINE void add_slots(const SumTask<T, Index>& task, const T* x, int64_t 
 
 // Sums the slots [begin, end) of one row for a block of features.
 template <int kVectors, Weighting kWeighting, typename T, typename Index>
-GNNAGG_INLINE void sum_block(const SumTask<T, Index>& task, const T* x, int64_t first, int64_t begin, int64_t end,
-                             const Tail<T>& tail, Vector<Accumulate<T>> (&sum)[kVectors]) {
+GNNAGG_INLINE void sum_block(const SumTask<T>& task, const Index* col, const T* x, int64_t first, int64_t begin,
+                             int64_t end, const Tail<T>& tail, Vector<Accumulate<T>> (&sum)[kVectors]) {
   using Acc = Accumulate<T>;
   constexpr int kSpan = kVectors * kWidth<T>;
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) sum[v] = Vector<Acc>{};
   if constexpr (kWeighting == kUnweighted) {
-    add_slots<kVectors, kWeighting>(task, x, begin, end, nullptr, tail, sum);
+    add_slots<kVectors, kWeighting>(task, col, x, begin, end, nullptr, tail, sum);
   } else {
     constexpr int64_t kSlots = kWeighting == kPerSlot ? kSlotsPerChunk : kSpreadSlots;
     Acc coefficient[kWeighting == kPerSlot ? kSlots : kSlots * kSpan + kWidth<T>];
@@ -122,14 +134,14 @@ GNNAGG_INLINE void sum_block(const SumTask<T, Index>& task, const T* x, int64_t 
       } else {
         task.spread_coefficients(from, to, first, kSpan, coefficient);
       }
-      add_slots<kVectors, kWeighting>(task, x, from, to, coefficient, tail, sum);
+      add_slots<kVectors, kWeighting>(task, col, x, from, to, coefficient, tail, sum);
     }
   }
 }
 
-// Mean and scale, then the store: sums of row `row` for the features from `first`.
-template <int kVectors, typename T, typename Index>
-GNNAGG_INLINE void finish_block(const SumTask<T, Index>& task, int64_t row, int64_t degree, void* out, int64_t first,
+// Mean, scale and the share of x0, then the store: sums of row `row` for the features from `first`.
+template <int kVectors, typename T>
+GNNAGG_INLINE void finish_block(const SumTask<T>& task, int64_t row, int64_t degree, void* out, int64_t first,
                                 int in_last, Vector<Accumulate<T>> (&sum)[kVectors]) {
   using Acc = Accumulate<T>;
   if (degree > 0 && (task.mean || task.dst_scale)) {
@@ -138,17 +150,26 @@ GNNAGG_INLINE void finish_block(const SumTask<T, Index>& task, int64_t row, int6
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[v] = sum[v] / divisor * scale;
   }
+  const int64_t at = row * task.width + first;
+  if (task.x0) {
+    const Vector<Acc> keep = broadcast<Acc>(Acc(1.0 - task.teleport)), teleport = broadcast<Acc>(Acc(task.teleport));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const int count = v + 1 < kVectors ? kWidth<T> : in_last;
+      sum[v] = product(sum[v], keep) + product(load_count(task.x0 + at + v * kWidth<T>, count), teleport);
+    }
+  }
   if (task.acc_out) {
-    store_block<kVectors, Acc, Acc>(static_cast<Acc*>(out) + row * task.width + first, in_last, sum);
+    store_block<kVectors, Acc, Acc>(static_cast<Acc*>(out) + at, in_last, sum);
   } else {
-    store_block<kVectors, T, Acc>(static_cast<T*>(out) + row * task.width + first, in_last, sum);
+    store_block<kVectors, T, Acc>(static_cast<T*>(out) + at, in_last, sum);
   }
 }
 
-template <typename T, typename Index, Weighting kWeighting>
-void sum_spans_weighted(const SumArgs& args, int64_t begin_item, int64_t end_item) {
+template <typename T, Weighting kWeighting, typename Index>
+void sum_spans_weighted(const SumArgs& args, const Index* col, int64_t begin_item, int64_t end_item) {
   using Acc = Accumulate<T>;
-  SumTask<T, Index> task(args);
+  SumTask<T> task(args);
   const int64_t num_spans = task.view.num_spans, width = task.width;
   const T* x_all = static_cast<const T*>(args.x);
   for (int64_t item = begin_item; item < end_item; ++item) {
@@ -158,12 +179,12 @@ void sum_spans_weighted(const SumArgs& args, int64_t begin_item, int64_t end_ite
     const int64_t out_bytes = args.acc_out ? int64_t(sizeof(Acc)) : int64_t(sizeof(T));
     void* out = static_cast<char*>(args.out) + batch * task.view.num_rows * width * out_bytes;
     Acc* partials = static_cast<Acc*>(args.partials) + batch * 2 * num_spans * width;
-    SpanWalk<Index> walk(task.view, span);
+    SpanWalk walk(task.view, span);
     while (walk.next()) {
-      for_each_block<T, kMostSumVectors>(width, [&](auto size, int64_t first, int in_last) {
+      for_each_block<T, kMostOf<Index, kMostSumVectors>>(width, [&](auto size, int64_t first, int in_last) {
         const Tail<T> tail(in_last, x_end);
         Vector<Acc> sum[size.value];
-        sum_block<size.value, kWeighting>(task, x + first, first, walk.begin, walk.end, tail, sum);
+        sum_block<size.value, kWeighting>(task, col, x + first, first, walk.begin, walk.end, tail, sum);
         if (walk.partial == walk.kWholeRow) {
           finish_block<size.value>(task, walk.row, walk.end - walk.begin, out, first, in_last, sum);
         } else {
@@ -174,27 +195,29 @@ void sum_spans_weighted(const SumArgs& args, int64_t begin_item, int64_t end_ite
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void sum_spans(const SumArgs& args, int64_t begin, int64_t end) {
-  if (args.weight && args.heads > 1) {
-    sum_spans_weighted<T, Index, kPerFeature>(args, begin, end);
-  } else if (args.weight || args.src_scale) {
-    sum_spans_weighted<T, Index, kPerSlot>(args, begin, end);
-  } else {
-    sum_spans_weighted<T, Index, kUnweighted>(args, begin, end);
-  }
+  args.csr.col.with_type([&](const auto* col) {
+    if (args.weight && args.heads > 1) {
+      sum_spans_weighted<T, kPerFeature>(args, col, begin, end);
+    } else if (args.weight || args.src_scale) {
+      sum_spans_weighted<T, kPerSlot>(args, col, begin, end);
+    } else {
+      sum_spans_weighted<T, kUnweighted>(args, col, begin, end);
+    }
+  });
 }
 
-template <typename T, typename Index>
+template <typename T>
 void sum_combine(const SumArgs& args, int64_t begin_item, int64_t end_item) {
   using Acc = Accumulate<T>;
-  SumTask<T, Index> task(args);
-  const SpanView<Index>& view = task.view;
+  SumTask<T> task(args);
+  const SpanView& view = task.view;
   const int64_t width = task.width, num_splits = view.num_split_rows();
   for (int64_t item = begin_item; item < end_item; ++item) {
     const int64_t batch = item / num_splits;
     const SplitRow split = view.split_row(item % num_splits);
-    const int64_t row = view.row_of(split), degree = int64_t(view.rowptr[row + 1]) - int64_t(view.rowptr[row]);
+    const int64_t row = view.row_of(split), degree = view.rowptr[row + 1] - view.rowptr[row];
     const int64_t out_bytes = args.acc_out ? int64_t(sizeof(Acc)) : int64_t(sizeof(T));
     void* out = static_cast<char*>(args.out) + batch * view.num_rows * width * out_bytes;
     const Acc* partials = static_cast<const Acc*>(args.partials) + batch * 2 * view.num_spans * width;

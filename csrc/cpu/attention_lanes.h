@@ -12,6 +12,7 @@
 #include "common/softmax.h"
 #include "cpu/attention_exp.h"
 #include "cpu/blocks.h"
+#include "cpu/index_array.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
@@ -255,18 +256,20 @@ struct ChunkRows {
   int64_t row[kMostSlots + kPrefetchSlots];
   int64_t edge[kMostSlots];  // edge ids, where they are wanted
 
-  template <typename Index>
-  GNNAGG_INLINE void fill(const Index* col, int64_t begin, int64_t end, int64_t last_slot) {
+  GNNAGG_INLINE void fill(const IndexArray& col, int64_t begin, int64_t end, int64_t last_slot) {
     count = int(end - begin);
     const int64_t there = last_slot + 1 - begin;
     const int wanted = count + int(kPrefetchSlots), readable = there < wanted ? int(there) : wanted;
-    for (int k = 0; k < readable; ++k) row[k] = int64_t(col[begin + k]);
+    col.read(begin, readable, row);
     for (int k = readable; k < wanted; ++k) row[k] = row[readable - 1];
   }
 
-  template <typename Index>
-  GNNAGG_INLINE void identify(const Index* perm, int64_t begin) {
-    for (int k = 0; k < count; ++k) edge[k] = perm ? int64_t(perm[begin + k]) : begin + k;
+  GNNAGG_INLINE void identify(const IndexArray& perm, int64_t begin) {
+    if (perm) {
+      perm.read(begin, count, edge);
+    } else {
+      for (int k = 0; k < count; ++k) edge[k] = begin + k;
+    }
   }
 };
 

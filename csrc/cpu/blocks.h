@@ -11,6 +11,11 @@ namespace gnnagg::cpu::GNNAGG_LEVEL {
 constexpr int64_t kPrefetchSlots = 16;
 constexpr int64_t kCacheLine = 64;
 
+// Greatest size of blocks of kernels whose loop over slots is compiled for either width of indices. A graph that needs
+// int64_t lies in memory far larger than any cache, which hides what smaller blocks cost: they are less code.
+template <typename Index, int kMost>
+constexpr int kMostOf = sizeof(Index) == sizeof(int32_t) || kMost < 2 ? kMost : 2;
+
 // Calls block(std::integral_constant-like size, first feature, features in its last vector) for every block of a row.
 // Sizes are powers of two up to kMost, largest first.
 template <int kVectors>

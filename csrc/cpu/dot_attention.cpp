@@ -47,10 +47,9 @@ std::tuple<Tensor, Tensor, Tensor> dot_attention(Tensor q, Tensor k, Tensor v, O
   args.result.edge_out = edge_attr ? edge_out.mutable_data_ptr() : nullptr;
   args.result.partials = partials.mutable_data_ptr();
   const FeatureType t = feature_type(shape.type);
-  const IndexType i = index_type(shape.index);
   const ScoreKernels& table = score_kernels();
-  run_pass(shape, args.score, shape.csr.num_spans, splits, args.result, table.combine_softmax[t][i],
-           [&](int64_t begin, int64_t end) { table.dot_spans[t][i](args, begin, end); });
+  run_pass(shape, args.score, shape.csr.num_spans, splits, args.result, table.combine_softmax[t],
+           [&](int64_t begin, int64_t end) { table.dot_spans[t](args, begin, end); });
   return {out, lse, edge_out};
 }
 
@@ -111,13 +110,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dot_attention_backward(
   sources.result.partials = source_partials.mutable_data_ptr();
 
   const FeatureType t = feature_type(shape.type);
-  const IndexType i = index_type(shape.index);
   const ScoreKernels& table = score_kernels();
-  run_pass(shape, rows.score, shape.csr.num_spans, splits, rows.result, table.combine_sums[t][i],
-           [&](int64_t begin, int64_t end) { table.dot_rows[t][i](rows, begin, end); });
-  if (with_edges && shape.num_edges) clear_removed_edges(rowptr, perm, shape.num_edges, d_edge_attr);
-  run_pass(shape, sources.score, sources.score.csr.num_spans, t_splits, sources.result, table.combine_sums[t][i],
-           [&](int64_t begin, int64_t end) { table.dot_sources[t][i](sources, begin, end); });
+  run_pass(shape, rows.score, shape.csr.num_spans, splits, rows.result, table.combine_sums[t],
+           [&](int64_t begin, int64_t end) { table.dot_rows[t](rows, begin, end); });
+  if (with_edges) clear_removed_edges(shape.csr, rows.score.perm, shape.num_edges, d_edge_attr);
+  run_pass(shape, sources.score, sources.score.csr.num_spans, t_splits, sources.result, table.combine_sums[t],
+           [&](int64_t begin, int64_t end) { table.dot_sources[t](sources, begin, end); });
   return {dq, dk, dv, d_edge_query, d_edge_attr};
 }
 

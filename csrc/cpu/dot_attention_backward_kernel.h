@@ -6,18 +6,19 @@
 // How: two passes. dot_rows walks the rows of the forward's CSR and gathers k and v: dq, dp and de; it leaves
 // alpha * mask and ds / scale, 2 H numbers per slot. dot_sources walks the transpose and gathers q and dO.
 // Traffic: four gathers of F * s bytes per slot, 8 H bytes written and read at random, the edge features once.
-// Determinism: as score_attention.h says.
+// Determinism: as score_task.h says.
 #pragma once
 
 #include "cpu/dot_attention_kernel.h"
+#include "cpu/score_backward.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
-template <typename T, typename Index, bool kWhole>
-void dot_rows_of(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) {
+template <typename T>
+void dot_rows(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   using Room = Scratch<Acc>;
-  const ScoreTask<T, Index> task(args.score);
+  const ScoreTask<T> task(args.score);
   const T* k = static_cast<const T*>(args.k);
   const T* v = static_cast<const T*>(args.v);
   const T* k_end = k + args.score.num_cols * task.width;
@@ -27,7 +28,7 @@ void dot_rows_of(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) 
   const Acc scale = Acc(args.scale);
   Scratch<Acc> scratch(Room::room(args.result.piece) + 3 * Room::room(task.padded) + 2 * Room::room(slots_size) +
                        Room::room(task.masks_size()) + Room::room(task.heads) + 3 * Room::room(edges_size));
-  const RowSums<T, Index> sums{task, args.result, scratch.take(args.result.piece)};
+  const RowSums<T> sums{task, args.result, scratch.take(args.result.piece)};
   Acc* mine = scratch.take(task.padded);
   Acc* grad = scratch.take(task.padded);
   Acc* out = scratch.take(task.padded);
@@ -45,7 +46,7 @@ void dot_rows_of(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) 
   };
   Chunk<T> chunk;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(task.view, span);
+    SpanWalk walk(task.view, span);
     while (walk.next()) {
       sums.reset();
       widen_row(args.q, walk.row, mine);
@@ -64,8 +65,8 @@ void dot_rows_of(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) 
       for (int64_t slot = walk.begin; slot < walk.end; slot += kChunkSlots) {
         task.fill(chunk, slot, walk.end, k, v);
         for (int s = 0; s < chunk.count; s += kBatchSlots) {
-          task.template dot_batch<kWhole>(chunk.row + s, chunk.row_ahead + s, mine, k_tail, scores + s);
-          task.template dot_batch<kWhole>(chunk.other + s, chunk.other_ahead + s, grad, v_tail, products + s);
+          task.dot_batch(chunk.row + s, chunk.row_ahead + s, mine, k_tail, scores + s);
+          task.dot_batch(chunk.other + s, chunk.other_ahead + s, grad, v_tail, products + s);
         }
         if (task.edge_dim) {
           task.load_edges(chunk, edge_rows, edge_columns);
@@ -76,7 +77,7 @@ void dot_rows_of(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) 
         if (task.dropout.is_on) task.draw_masks(chunk, masks);
         weigh_gradients<Acc>(task.heads, chunk.count, lse, d, task.dropout.is_on ? masks : nullptr, scores, products,
                              static_cast<Acc*>(args.weights) + slot * 2 * task.heads);
-        task.template add_rows<kWhole, false>(chunk.row, nullptr, chunk.count, products, k_end, sums.first());
+        task.template add_rows<false>(chunk.row, nullptr, chunk.count, products, k_end, sums.first());
         if (!task.edge_dim) continue;
         add_edge_sums(task, chunk.count, products, edge_rows, sums.wide());
         for (int64_t e = 0; e < task.edge_dim; ++e) {
@@ -102,52 +103,33 @@ void dot_rows_of(const DotRowsArgs& args, int64_t begin_span, int64_t end_span) 
   }
 }
 
-template <typename T, typename Index>
-void dot_rows(const DotRowsArgs& args, int64_t begin, int64_t end) {
-  if (kHasWholeKernels<T, Index> && args.score.channels % kWidth<T> == 0) {
-    dot_rows_of<T, Index, kHasWholeKernels<T, Index>>(args, begin, end);
-  } else {
-    dot_rows_of<T, Index, false>(args, begin, end);
-  }
-}
-
-template <typename T, typename Index, bool kWhole>
-void dot_sources_of(const DotSourcesArgs& args, int64_t begin_span, int64_t end_span) {
+template <typename T>
+void dot_sources(const DotSourcesArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   using Room = Scratch<Acc>;
-  const ScoreTask<T, Index> task(args.score);
+  const ScoreTask<T> task(args.score);
   const T* q = static_cast<const T*>(args.q);
   const T* q_end = q + args.score.num_cols * task.width;
   const T* grad = static_cast<const T*>(args.grad);
   const T* grad_end = grad + args.score.num_cols * task.width;
   const int64_t slots_size = task.heads * kChunkSlots;
   Scratch<Acc> scratch(Room::room(args.result.piece) + 2 * Room::room(slots_size));
-  const RowSums<T, Index> sums{task, args.result, scratch.take(args.result.piece)};
+  const RowSums<T> sums{task, args.result, scratch.take(args.result.piece)};
   Acc* weights = scratch.take(slots_size);
   Acc* gradients = scratch.take(slots_size);
   Chunk<T> chunk;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(task.view, span);
+    SpanWalk walk(task.view, span);
     while (walk.next()) {
       sums.reset();
       for (int64_t slot = walk.begin; slot < walk.end; slot += kChunkSlots) {
         task.fill(chunk, slot, walk.end, q, grad);
         load_weights(task, chunk, args.weights, weights, gradients);
-        task.template add_rows<kWhole, true>(chunk.row, chunk.row_ahead, chunk.count, gradients, q_end, sums.first());
-        task.template add_rows<kWhole, true>(chunk.other, chunk.other_ahead, chunk.count, weights, grad_end,
-                                             sums.second());
+        task.template add_rows<true>(chunk.row, chunk.row_ahead, chunk.count, gradients, q_end, sums.first());
+        task.template add_rows<true>(chunk.other, chunk.other_ahead, chunk.count, weights, grad_end, sums.second());
       }
       sums.end_of(walk);
     }
-  }
-}
-
-template <typename T, typename Index>
-void dot_sources(const DotSourcesArgs& args, int64_t begin, int64_t end) {
-  if (kHasWholeKernels<T, Index> && args.score.channels % kWidth<T> == 0) {
-    dot_sources_of<T, Index, kHasWholeKernels<T, Index>>(args, begin, end);
-  } else {
-    dot_sources_of<T, Index, false>(args, begin, end);
   }
 }
 

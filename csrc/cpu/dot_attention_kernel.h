@@ -2,20 +2,20 @@
 //
 // What: s = scale * (<q_i, k_j> + <p_i, e>), alpha = softmax of s over the row, out_i = sum alpha * mask * v_j and
 // edge_out_i = sum alpha * mask * e, with p = edge_query.
-// How: an item is one span, walked in chunks (score_attention.h). Edge features of a chunk lie with the slots side by
+// How: an item is one span, walked in chunks (score_task.h). Edge features of a chunk lie with the slots side by
 // side, so that <p, e> of all its slots is D multiplications of vectors.
 // Traffic: F * s bytes each of k and v per slot, once; 4 bytes of col, and with edge features 4 of perm and D * s of
 // attributes.
-// Determinism: as score_attention.h says.
+// Determinism: as score_task.h says.
 #pragma once
 
-#include "cpu/score_attention.h"
+#include "cpu/score_softmax.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
 // sums[h, d] += sum over s of weight[h, s] * rows[s, d]; both padded by the edge stride.
-template <typename T, typename Index>
-GNNAGG_INLINE void add_edge_sums(const ScoreTask<T, Index>& task, int count, const Accumulate<T>* weight,
+template <typename T>
+GNNAGG_INLINE void add_edge_sums(const ScoreTask<T>& task, int count, const Accumulate<T>* weight,
                                  const Accumulate<T>* rows, Accumulate<T>* sums) {
   using Acc = Accumulate<T>;
   for (int64_t head = 0; head < task.heads; ++head) {
@@ -31,9 +31,9 @@ GNNAGG_INLINE void add_edge_sums(const ScoreTask<T, Index>& task, int count, con
 }
 
 // to[h, s] += sum over d of mine[h, d] * columns[d, s]; `mine` is not padded.
-template <typename T, typename Index>
-GNNAGG_INLINE void add_edge_dots(const ScoreTask<T, Index>& task, const Accumulate<T>* mine,
-                                 const Accumulate<T>* columns, Accumulate<T>* to) {
+template <typename T>
+GNNAGG_INLINE void add_edge_dots(const ScoreTask<T>& task, const Accumulate<T>* mine, const Accumulate<T>* columns,
+                                 Accumulate<T>* to) {
   using Acc = Accumulate<T>;
   for (int64_t head = 0; head < task.heads; ++head) {
     Vector<Acc> sum[kLaneVectors<Acc>] = {};
@@ -56,11 +56,11 @@ GNNAGG_INLINE void scale_slots(int64_t count, Acc factor, Acc* slots) {
   }
 }
 
-template <typename T, typename Index, bool kWhole>
-void dot_spans_of(const DotArgs& args, int64_t begin_span, int64_t end_span) {
+template <typename T>
+void dot_spans(const DotArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   using Room = Scratch<Acc>;
-  const ScoreTask<T, Index> task(args.score);
+  const ScoreTask<T> task(args.score);
   const T* k = static_cast<const T*>(args.k);
   const T* v = static_cast<const T*>(args.v);
   const T* k_end = k + args.score.num_cols * task.width;
@@ -68,9 +68,9 @@ void dot_spans_of(const DotArgs& args, int64_t begin_span, int64_t end_span) {
   const T* q = static_cast<const T*>(args.q);
   const T* q_end = q + task.view.num_rows * task.width;
   const int64_t slots_size = task.heads * kChunkSlots, edges_size = task.edge_stride * kChunkSlots;
-  Scratch<Acc> scratch(SoftmaxSums<T, Index>::room(task, args.result) + Room::room(task.padded) +
-                       Room::room(slots_size) + Room::room(task.masks_size()) + 2 * Room::room(edges_size));
-  const SoftmaxSums<T, Index> sums(task, args.result, scratch);
+  Scratch<Acc> scratch(SoftmaxSums<T>::room(task, args.result) + Room::room(task.padded) + Room::room(slots_size) +
+                       Room::room(task.masks_size()) + 2 * Room::room(edges_size));
+  const SoftmaxSums<T> sums(task, args.result, scratch);
   Acc* mine = scratch.take(task.padded);
   Acc* scores = scratch.take(slots_size);
   Acc* masks = scratch.take(task.masks_size());
@@ -79,14 +79,14 @@ void dot_spans_of(const DotArgs& args, int64_t begin_span, int64_t end_span) {
   const Tail<T> tail(task.in_last, k_end);
   Chunk<T> chunk;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(task.view, span);
+    SpanWalk walk(task.view, span);
     while (walk.next()) {
       sums.reset();
       task.widen_row(q + walk.row * task.width, q_end, mine);
       for (int64_t slot = walk.begin; slot < walk.end; slot += kChunkSlots) {
         task.fill(chunk, slot, walk.end, k, v);
         for (int s = 0; s < chunk.count; s += kBatchSlots) {
-          task.template dot_batch<kWhole>(chunk.row + s, chunk.row_ahead + s, mine, tail, scores + s);
+          task.dot_batch(chunk.row + s, chunk.row_ahead + s, mine, tail, scores + s);
         }
         if (task.edge_dim) {
           task.load_edges(chunk, edge_rows, edge_columns);
@@ -101,21 +101,11 @@ void dot_spans_of(const DotArgs& args, int64_t begin_span, int64_t end_span) {
             store(scores + at, product(load(scores + at), load(masks + at)));
           }
         }
-        task.template add_rows<kWhole, true>(chunk.other, chunk.other_ahead, chunk.count, scores, v_end,
-                                             sums.features());
+        task.template add_rows<true>(chunk.other, chunk.other_ahead, chunk.count, scores, v_end, sums.features());
         if (task.edge_dim) add_edge_sums(task, chunk.count, scores, edge_rows, sums.edges());
       }
       sums.end_of(walk);
     }
-  }
-}
-
-template <typename T, typename Index>
-void dot_spans(const DotArgs& args, int64_t begin, int64_t end) {
-  if (kHasWholeKernels<T, Index> && args.score.channels % kWidth<T> == 0) {
-    dot_spans_of<T, Index, kHasWholeKernels<T, Index>>(args, begin, end);
-  } else {
-    dot_spans_of<T, Index, false>(args, begin, end);
   }
 }
 

@@ -6,26 +6,6 @@ namespace {
 
 constexpr const char* kOp = "edge_dot";
 
-// Slots behind rowptr[R] are removed edges: their results are 0.
-template <typename Index, typename Acc>
-void clear_dead_slots(const Tensor& rowptr, const OptionalTensor& perm, int64_t num_edges, int64_t heads, Tensor& out) {
-  const int64_t live = bridge::read_pointer<Index>(rowptr)[rowptr.numel() - 1];
-  const Index* ids = bridge::read_pointer<Index>(perm);
-  Acc* to = bridge::write_pointer<Acc>(out);
-  for (int64_t slot = live; slot < num_edges; ++slot) {
-    for (int64_t h = 0; h < heads; ++h) to[(ids ? int64_t(ids[slot]) : slot) * heads + h] = Acc(0);
-  }
-}
-
-template <typename Index>
-void clear_dead_slots(const Tensor& rowptr, const OptionalTensor& perm, int64_t num_edges, int64_t heads, Tensor& out) {
-  if (out.scalar_type() == ScalarType::Double) {
-    clear_dead_slots<Index, double>(rowptr, perm, num_edges, heads, out);
-  } else {
-    clear_dead_slots<Index, float>(rowptr, perm, num_edges, heads, out);
-  }
-}
-
 }  // namespace
 
 Tensor edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor col, Tensor spans, OptionalTensor perm, int64_t heads) {
@@ -46,22 +26,17 @@ Tensor edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor col, Tensor spans, Opt
   if (num_edges == 0) return out;
   args.a = a.const_data_ptr();
   args.b = b.const_data_ptr();
-  args.perm = bridge::read_pointer<void>(perm);
+  args.perm = index_array(perm);
   args.out = out.mutable_data_ptr();
   args.batch = sources.batch;
   args.num_src = sources.rows;
   args.width = sources.width;
   args.heads = heads;
   const FeatureType t = feature_type(type);
-  const IndexType i = index_type(index);
   const Kernels& table = kernels();
   bridge::parallel_items(args.csr.num_spans, 1, bytes_moved(sources, num_edges, type),
-                         [&](int64_t begin, int64_t end) { table.edge_dot_spans[t][i](args, begin, end); });
-  if (i == kInt64) {
-    clear_dead_slots<int64_t>(rowptr, perm, num_edges, heads, out);
-  } else {
-    clear_dead_slots<int32_t>(rowptr, perm, num_edges, heads, out);
-  }
+                         [&](int64_t begin, int64_t end) { table.edge_dot_spans[t](args, begin, end); });
+  clear_removed_edges(args.csr, args.perm, num_edges, out);
   return out;
 }
 

@@ -90,11 +90,11 @@ GNNAGG_INLINE void short_dots(const T* a, const T* b, int64_t heads, int64_t cha
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void edge_dot_spans(const EdgeDotArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
-  const SpanView<Index> view(args.csr);
-  const Index* perm = static_cast<const Index*>(args.perm);
+  const SpanView view(args.csr);
+  const IndexArray perm = args.perm;
   const int64_t width = args.width, heads = args.heads, channels = width / heads;
   const int64_t last_slot = view.live_edges() - 1;
   const T* a = static_cast<const T*>(args.a);
@@ -102,17 +102,17 @@ void edge_dot_spans(const EdgeDotArgs& args, int64_t begin_span, int64_t end_spa
   const bool is_short = channels < kDotLanes;
   const int64_t heads_per_turn = is_short && channels > 0 ? kTermsPerTurn / channels : 1;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(view, span);
+    SpanWalk walk(view, span);
     while (walk.next()) {
       for (int64_t slot = walk.begin; slot < walk.end; ++slot) {
         const int64_t ahead = slot + kPrefetchSlots < last_slot ? slot + kPrefetchSlots : last_slot;
-        const char* soon = reinterpret_cast<const char*>(b + int64_t(view.col[ahead]) * width);
+        const char* soon = reinterpret_cast<const char*>(b + view.col[ahead] * width);
         for (int64_t at = 0; at < width * int64_t(sizeof(T)); at += kCacheLine) __builtin_prefetch(soon + at);
-        __builtin_prefetch(static_cast<Acc*>(args.out) + (perm ? int64_t(perm[ahead]) : ahead) * heads, 1);
-        Acc* out = static_cast<Acc*>(args.out) + (perm ? int64_t(perm[slot]) : slot) * heads;
+        __builtin_prefetch(static_cast<Acc*>(args.out) + (perm ? perm[ahead] : ahead) * heads, 1);
+        Acc* out = static_cast<Acc*>(args.out) + (perm ? perm[slot] : slot) * heads;
         for (int64_t batch = 0; batch < args.batch; ++batch) {
           const T* a_row = a + (batch * view.num_rows + walk.row) * width;
-          const T* b_row = b + (batch * args.num_src + int64_t(view.col[slot])) * width;
+          const T* b_row = b + (batch * args.num_src + view.col[slot]) * width;
           for (int64_t head = 0; head < heads; head += heads_per_turn) {
             const int64_t turn = heads - head < heads_per_turn ? heads - head : heads_per_turn;
             const int64_t first = head * channels;

@@ -26,12 +26,12 @@ Tensor edge_rows(const char* op, const Tensor& values, const Tensor* alpha, cons
   Tensor state = bridge::empty_like_device(values, {2 * args.csr.num_spans, state_fields, heads}, acc);
   args.values = values.const_data_ptr();
   args.alpha = alpha ? alpha->const_data_ptr() : nullptr;
-  args.perm = bridge::read_pointer<void>(perm);
+  args.perm = index_array(perm);
   args.out = out.mutable_data_ptr();
   args.partial_state = state.mutable_data_ptr();
   args.num_edges = num_edges;
   args.heads = heads;
-  const Phases phases = choose(attention_kernels(), feature_type(type), index_type(rowptr.scalar_type()));
+  const Phases phases = choose(attention_kernels(), feature_type(type));
   const int64_t num_splits = count_split_rows(splits), bytes = 2 * num_edges * heads * element_bytes(type);
   bridge::parallel_items(args.csr.num_spans, 1, bytes,
                          [&](int64_t begin, int64_t end) { phases.spans(args, begin, end); });
@@ -40,26 +40,25 @@ Tensor edge_rows(const char* op, const Tensor& values, const Tensor* alpha, cons
     bridge::parallel_items(args.csr.num_spans, 1, bytes,
                            [&](int64_t begin, int64_t end) { phases.pieces(args, begin, end); });
   }
-  clear_removed_edges(rowptr, perm, num_edges, out);
+  clear_removed_edges(args.csr, args.perm, num_edges, out);
   return out;
 }
 
 }  // namespace
 
 Tensor edge_softmax(Tensor score, Tensor rowptr, Tensor spans, Tensor splits, OptionalTensor perm) {
-  return edge_rows("edge_softmax", score, nullptr, rowptr, spans, splits, perm, 2,
-                   [](const AttentionKernels& table, FeatureType t, IndexType i) {
-                     return Phases{table.edge_softmax_spans[t][i], table.edge_softmax_combine[t][i],
-                                   table.edge_softmax_pieces[t][i]};
-                   });
+  return edge_rows(
+      "edge_softmax", score, nullptr, rowptr, spans, splits, perm, 2, [](const AttentionKernels& table, FeatureType t) {
+        return Phases{table.edge_softmax_spans[t], table.edge_softmax_combine[t], table.edge_softmax_pieces[t]};
+      });
 }
 
 Tensor edge_softmax_backward(Tensor grad, Tensor alpha, Tensor rowptr, Tensor spans, Tensor splits,
                              OptionalTensor perm) {
   return edge_rows("edge_softmax_backward", grad, &alpha, rowptr, spans, splits, perm, 1,
-                   [](const AttentionKernels& table, FeatureType t, IndexType i) {
-                     return Phases{table.edge_softmax_backward_spans[t][i], table.edge_softmax_backward_combine[t][i],
-                                   table.edge_softmax_backward_pieces[t][i]};
+                   [](const AttentionKernels& table, FeatureType t) {
+                     return Phases{table.edge_softmax_backward_spans[t], table.edge_softmax_backward_combine[t],
+                                   table.edge_softmax_backward_pieces[t]};
                    });
 }
 

@@ -194,12 +194,13 @@ GNNAGG_INLINE void write_chunk(const EdgeSoftmaxArgs& args, const EdgeHeads<T>& 
   }
 }
 
-// Whole rows to their results, pieces of split rows to their state.
-template <typename Direction, typename T, typename Index>
-void edge_rows(const EdgeSoftmaxArgs& args, int64_t begin_span, int64_t end_span, bool only_pieces) {
+// Whole rows to their results, pieces of split rows to their state; or, with `only_pieces`, pieces to their results.
+template <typename Direction, typename T>
+__attribute__((noinline)) void edge_rows(const EdgeSoftmaxArgs& args, int64_t begin_span, int64_t end_span,
+                                         bool only_pieces) {
   using Acc = Accumulate<T>;
-  const SpanView<Index> view(args.csr);
-  const Index* perm = static_cast<const Index*>(args.perm);
+  enum Pass { kTake, kWrite };
+  const SpanView view(args.csr);
   EdgeChunk<Acc> chunk;
   PieceState<Acc> state;
   ChunkRows rows;
@@ -207,41 +208,38 @@ void edge_rows(const EdgeSoftmaxArgs& args, int64_t begin_span, int64_t end_span
     const EdgeHeads<T> heads(args, first);
     const int64_t slots = heads.lanes.slots;
     for (int64_t span = begin_span; span < end_span; ++span) {
-      SpanWalk<Index> walk(view, span);
+      SpanWalk walk(view, span);
       while (walk.next()) {
         const bool is_whole = walk.partial == walk.kWholeRow;
         if (walk.begin == walk.end || (only_pieces && is_whole)) continue;
-        const auto each_chunk = [&](const auto& work) {
+        if (only_pieces) read_state<Direction>(args, heads.lanes, walk.partial, first, state);
+        const bool is_long = walk.end - walk.begin > slots;
+        const int last_pass = is_whole || only_pieces ? kWrite : kTake;
+        for (int pass = only_pieces ? kWrite : kTake; pass <= last_pass; ++pass) {
           for (int64_t from = walk.begin; from < walk.end; from += slots) {
-            rows.count = int(walk.end - from < slots ? walk.end - from : slots);
-            rows.identify(perm, from);
-            Direction::gather(heads, rows, chunk);
-            work(from == walk.begin);
+            if (pass == kTake || only_pieces || is_long) {  // else the row's only chunk is there already
+              rows.count = int(walk.end - from < slots ? walk.end - from : slots);
+              rows.identify(args.perm, from);
+              Direction::gather(heads, rows, chunk);
+            }
+            if (pass == kTake) {
+              Direction::take(heads.lanes, rows.count, from == walk.begin, chunk, state);
+            } else {
+              write_chunk<Direction>(args, heads, rows, state, chunk);
+            }
           }
-        };
-        if (only_pieces) {
-          read_state<Direction>(args, heads.lanes, walk.partial, first, state);
-          each_chunk([&](bool) { write_chunk<Direction>(args, heads, rows, state, chunk); });
-          continue;
         }
-        each_chunk([&](bool is_first) { Direction::take(heads.lanes, rows.count, is_first, chunk, state); });
-        if (!is_whole) {
-          write_state<Direction>(args, heads.lanes, walk.partial, first, state);
-        } else if (walk.end - walk.begin <= slots) {
-          write_chunk<Direction>(args, heads, rows, state, chunk);
-        } else {
-          each_chunk([&](bool) { write_chunk<Direction>(args, heads, rows, state, chunk); });
-        }
+        if (!is_whole && !only_pieces) write_state<Direction>(args, heads.lanes, walk.partial, first, state);
       }
     }
   }
 }
 
 // Gives every piece of a split row the state of the whole row.
-template <typename Direction, typename T, typename Index>
+template <typename Direction, typename T>
 void combine_pieces(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
   using Acc = Accumulate<T>;
-  const SpanView<Index> view(args.csr);
+  const SpanView view(args.csr);
   for (int64_t first = 0; first < args.heads; first += kMostHeads) {
     const HeadLanes lanes(args.heads - first < kMostHeads ? args.heads - first : kMostHeads);
     for (int64_t item = begin; item < end; ++item) {
@@ -259,29 +257,29 @@ void combine_pieces(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void edge_softmax_spans(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
-  edge_rows<SoftmaxForward<T>, T, Index>(args, begin, end, false);
+  edge_rows<SoftmaxForward<T>, T>(args, begin, end, false);
 }
-template <typename T, typename Index>
+template <typename T>
 void edge_softmax_combine(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
-  combine_pieces<SoftmaxForward<T>, T, Index>(args, begin, end);
+  combine_pieces<SoftmaxForward<T>, T>(args, begin, end);
 }
-template <typename T, typename Index>
+template <typename T>
 void edge_softmax_pieces(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
-  edge_rows<SoftmaxForward<T>, T, Index>(args, begin, end, true);
+  edge_rows<SoftmaxForward<T>, T>(args, begin, end, true);
 }
-template <typename T, typename Index>
+template <typename T>
 void edge_softmax_backward_spans(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
-  edge_rows<SoftmaxBackward<T>, T, Index>(args, begin, end, false);
+  edge_rows<SoftmaxBackward<T>, T>(args, begin, end, false);
 }
-template <typename T, typename Index>
+template <typename T>
 void edge_softmax_backward_combine(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
-  combine_pieces<SoftmaxBackward<T>, T, Index>(args, begin, end);
+  combine_pieces<SoftmaxBackward<T>, T>(args, begin, end);
 }
-template <typename T, typename Index>
+template <typename T>
 void edge_softmax_backward_pieces(const EdgeSoftmaxArgs& args, int64_t begin, int64_t end) {
-  edge_rows<SoftmaxBackward<T>, T, Index>(args, begin, end, true);
+  edge_rows<SoftmaxBackward<T>, T>(args, begin, end, true);
 }
 
 }  // namespace gnnagg::cpu::GNNAGG_LEVEL

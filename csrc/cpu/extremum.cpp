@@ -30,20 +30,19 @@ std::tuple<Tensor, Tensor> aggregate_extremum(Tensor x, Tensor rowptr, Tensor co
   Tensor partial_args = bridge::empty_like_device(x, {with_arg ? num_partials : 0, shape.width}, index);
   args.x = x.const_data_ptr();
   args.out = out.mutable_data_ptr();
-  args.arg = with_arg ? arg.mutable_data_ptr() : nullptr;
+  if (with_arg) args.arg = index_output(arg);
   args.partials = partials.mutable_data_ptr();
-  args.partial_args = partial_args.mutable_data_ptr();
+  if (with_arg) args.partial_args = index_output(partial_args);
   args.num_src = shape.rows;
   args.width = shape.width;
   args.minimum = minimum;
 
   const FeatureType t = feature_type(type);
-  const IndexType i = index_type(index);
   const Kernels& table = kernels();
   bridge::parallel_items(shape.batch * args.csr.num_spans, 1, bytes_moved(shape, col.numel() + num_rows, type),
-                         [&](int64_t begin, int64_t end) { table.extremum_spans[t][i](args, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.extremum_spans[t](args, begin, end); });
   bridge::parallel_items(shape.batch * num_splits, 1, bytes_moved(shape, 2 * num_splits, acc),
-                         [&](int64_t begin, int64_t end) { table.extremum_combine[t][i](args, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.extremum_combine[t](args, begin, end); });
   return {out, arg};
 }
 
@@ -69,7 +68,7 @@ Tensor extremum_backward(Tensor grad, Tensor arg, Tensor x, Tensor out, Tensor r
   Tensor dx = bridge::zeros_rows(x, shape.rows, shape.width, acc);
   if (dx.numel() == 0 || grad.numel() == 0) return acc == type ? dx : torch::stable::to(dx, type);
   args.grad = grad.const_data_ptr();
-  args.arg = arg.const_data_ptr();
+  args.arg = index_array(arg);
   args.x = x.const_data_ptr();
   args.out = out.const_data_ptr();
   args.dx = dx.mutable_data_ptr();
@@ -81,15 +80,14 @@ Tensor extremum_backward(Tensor grad, Tensor arg, Tensor x, Tensor out, Tensor r
   const int64_t ranges =
       std::clamp<int64_t>(ceil_div<int64_t>(torch::stable::get_num_threads(), feature_tasks), 1, shape.rows);
   const FeatureType t = feature_type(type);
-  const IndexType i = index_type(index);
   const Kernels& table = kernels();
   const int64_t bytes = bytes_moved(shape, 3 * num_rows, acc);
   bridge::parallel_items(feature_tasks * ranges, 1, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t range = task % ranges, block = task / ranges;
       const int64_t batch = block % shape.batch, first = block / shape.batch * kFeaturesPerTask;
-      table.extremum_backward[t][i](args, batch, first, std::min(first + kFeaturesPerTask, shape.width),
-                                    shape.rows * range / ranges, shape.rows * (range + 1) / ranges);
+      table.extremum_backward[t](args, batch, first, std::min(first + kFeaturesPerTask, shape.width),
+                                 shape.rows * range / ranges, shape.rows * (range + 1) / ranges);
     }
   });
   return acc == type ? dx : torch::stable::to(dx, type);

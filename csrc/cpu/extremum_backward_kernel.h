@@ -25,15 +25,15 @@ constexpr int64_t kRowsAhead = 16;
 constexpr int64_t kNowhere = -1;
 
 // One call's task; pointers stand at its batch and first feature.
-template <typename T, typename Index>
+template <typename T>
 struct BackwardTask {
   using Acc = Accumulate<T>;
-  SpanView<Index> view;
-  const T* grad;     // row stride F
-  const T* out;      // row stride F
-  const Index* arg;  // row stride F
-  const T* x;        // row stride F
-  Acc* dx;           // row stride F
+  SpanView view;
+  const T* grad;   // row stride F
+  const T* out;    // row stride F
+  IndexArray arg;  // row stride F
+  const T* x;      // row stride F
+  Acc* dx;         // row stride F
   int64_t width, count, src_begin;
   uint64_t num_sources;
 
@@ -43,11 +43,11 @@ struct BackwardTask {
   GNNAGG_INLINE void look_up(int64_t row, int64_t* place) const {
     // Strided by a whole row: too far apart for the hardware to see a stream.
     const int64_t later = row + kRowsAhead < view.num_rows ? row + kRowsAhead : row;
-    __builtin_prefetch(arg + later * width);
+    __builtin_prefetch(arg.from(later * width).data);
     __builtin_prefetch(grad + later * width);
-    __builtin_prefetch(view.col + view.rowptr[later]);
+    __builtin_prefetch(view.col.from(view.rowptr[later]).data);
     for (int64_t f = 0; f < count; ++f) {
-      const Index winner = arg[row * width + f];
+      const int64_t winner = arg[row * width + f];
       place[f] = kNowhere;
       if (winner < 0) continue;
       const int64_t source = view.col[winner];
@@ -61,7 +61,7 @@ struct BackwardTask {
   void add_ties(int64_t row) const {
     Acc share[kMostBackwardFeatures], best[kMostBackwardFeatures];
     for (int64_t f = 0; f < count; ++f) {
-      const Index winner = arg[row * width + f];
+      const int64_t winner = arg[row * width + f];
       share[f] = winner < kNoWinner ? widen(grad[row * width + f]) / Acc(winner_count(winner)) : Acc(0);
       best[f] = widen(out[row * width + f]);
     }
@@ -87,22 +87,22 @@ struct BackwardTask {
   }
 };
 
-template <typename T, typename Index>
+template <typename T>
 void extremum_backward(const ExtremumBackwardArgs& args, int64_t batch, int64_t first, int64_t last, int64_t src_begin,
                        int64_t src_end) {
   using Acc = Accumulate<T>;
   const int64_t width = args.width, num_rows = args.csr.num_rows, count = last - first;
   const int64_t row_offset = batch * num_rows * width + first, src_offset = batch * args.num_src * width + first;
-  const BackwardTask<T, Index> task = {SpanView<Index>(args.csr),
-                                       static_cast<const T*>(args.grad) + row_offset,
-                                       static_cast<const T*>(args.out) + row_offset,
-                                       static_cast<const Index*>(args.arg) + row_offset,
-                                       static_cast<const T*>(args.x) + src_offset,
-                                       static_cast<Acc*>(args.dx) + src_offset,
-                                       width,
-                                       count,
-                                       src_begin,
-                                       uint64_t(src_end - src_begin)};
+  const BackwardTask<T> task = {SpanView(args.csr),
+                                static_cast<const T*>(args.grad) + row_offset,
+                                static_cast<const T*>(args.out) + row_offset,
+                                args.arg.from(row_offset),
+                                static_cast<const T*>(args.x) + src_offset,
+                                static_cast<Acc*>(args.dx) + src_offset,
+                                width,
+                                count,
+                                src_begin,
+                                uint64_t(src_end - src_begin)};
   int64_t places[kRowsAhead][kMostBackwardFeatures];
   for (int64_t row = 0; row < kRowsAhead && row < num_rows; ++row) task.look_up(row, places[row]);
   for (int64_t row = 0; row < num_rows; ++row) {

@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention(Tensor z, Tensor a_src,
   args.a_src = a_src.const_data_ptr();
   args.a_dst = bridge::read_pointer<void>(a_dst);
   args.edge_score = bridge::read_pointer<void>(edge_score);
-  args.perm = bridge::read_pointer<void>(perm);
+  args.perm = index_array(perm);
   args.out = out.mutable_data_ptr();
   args.lse = lse.mutable_data_ptr();
   args.positive_out = with_positive ? positive_out.mutable_data_ptr() : nullptr;
@@ -105,13 +105,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention(Tensor z, Tensor a_src,
   args.negative_slope = negative_slope;
 
   const FeatureType t = feature_type(shape.type);
-  const IndexType i = index_type(shape.index);
   const AttentionKernels& table = attention_kernels();
   const int64_t num_splits = count_split_rows(splits);
   bridge::parallel_items(num_spans, 1, bytes_of(shape, shape.num_edges + num_rows),
-                         [&](int64_t begin, int64_t end) { table.gat_spans[t][i](args, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.gat_spans[t](args, begin, end); });
   bridge::parallel_items(num_splits, 1, bytes_of(shape, 2 * num_splits),
-                         [&](int64_t begin, int64_t end) { table.gat_combine[t][i](args, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.gat_combine[t](args, begin, end); });
   return {out, lse, positive_out, positive_alpha};
 }
 
@@ -156,7 +155,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
   Scratch scratch(z, shape.acc, num_rows * kFieldsOfRecord * heads + places * (width + heads) + row_places * heads);
   void* record = scratch.take(num_rows * kFieldsOfRecord * heads);
   const FeatureType t = feature_type(shape.type), acc_type = feature_type(shape.acc);
-  const IndexType i = index_type(shape.index);
   const AttentionKernels& table = attention_kernels();
 
   const GatPrepareArgs prepare = {grad.const_data_ptr(),
@@ -174,8 +172,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
   bridge::parallel_items(num_rows, kRowsPerTurn, bytes_of(shape, 2 * num_rows),
                          [&](int64_t begin, int64_t end) { table.gat_prepare[t](prepare, begin, end); });
 
-  args.slot = t_slot.const_data_ptr();
-  args.perm = bridge::read_pointer<void>(perm);
+  args.slot = index_array(t_slot);
+  args.perm = index_array(perm);
   args.grad = grad.const_data_ptr();
   args.z = z.const_data_ptr();
   args.a_src = a_src.const_data_ptr();
@@ -194,25 +192,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_backward(
   args.ds_by_edge = need_edge;
   if (shape.num_src > 0) {
     bridge::parallel_items(args.csr.num_spans, 1, bytes_of(shape, shape.num_edges + shape.num_src),
-                           [&](int64_t begin, int64_t end) { table.gat_backward_spans[t][i](args, begin, end); });
+                           [&](int64_t begin, int64_t end) { table.gat_backward_spans[t](args, begin, end); });
     bridge::parallel_items(num_splits, 1, bytes_of(shape, 2 * num_splits),
-                           [&](int64_t begin, int64_t end) { table.gat_backward_combine[t][i](args, begin, end); });
+                           [&](int64_t begin, int64_t end) { table.gat_backward_combine[t](args, begin, end); });
   }
-  if (need_edge) clear_removed_edges(rowptr, perm, shape.num_edges, dedge);
+  if (need_edge) clear_removed_edges(csr, args.perm, shape.num_edges, dedge);
   if (!sums_dst || num_rows == 0) return {dz, da_src, da_dst, dedge};
 
   const ScoreSumArgs sum = {csr,
                             args.ds,
-                            need_edge ? bridge::read_pointer<void>(perm) : nullptr,
+                            need_edge ? args.perm : IndexArray{nullptr, false},
                             da_dst.mutable_data_ptr(),
                             scratch.take(row_places * heads),
                             shape.num_edges,
                             heads};
   const int64_t score_bytes = shape.num_edges * heads * element_bytes(shape.acc);
   bridge::parallel_items(csr.num_spans, 1, score_bytes,
-                         [&](int64_t begin, int64_t end) { table.score_sum_spans[acc_type][i](sum, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.score_sum_spans[acc_type](sum, begin, end); });
   bridge::parallel_items(count_split_rows(splits), 1, score_bytes,
-                         [&](int64_t begin, int64_t end) { table.score_sum_combine[acc_type][i](sum, begin, end); });
+                         [&](int64_t begin, int64_t end) { table.score_sum_combine[acc_type](sum, begin, end); });
   return {dz, da_src, da_dst, dedge};
 }
 

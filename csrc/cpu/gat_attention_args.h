@@ -20,7 +20,7 @@ struct GatArgs {
   const void* a_src;        // [N, H] acc
   const void* a_dst;        // [R, H] acc, or null
   const void* edge_score;   // [E, H] acc, or null
-  const void* perm;         // [E], or null
+  IndexArray perm;          // [E], or null
   void* out;                // [R, F]
   void* lse;                // [R, H] acc
   void* positive_out;       // [R, F], or null
@@ -36,8 +36,8 @@ struct GatArgs {
 // csr is that of the transpose: its rows are the sources, N of them, and its columns the R targets.
 struct GatBackwardArgs {
   CsrArgs csr;
-  const void* slot;        // [E] slot in the forward's CSR of each slot
-  const void* perm;        // [E] edge id of each slot of the forward's CSR, or null
+  IndexArray slot;         // [E] slot in the forward's CSR of each slot
+  IndexArray perm;         // [E] edge id of each slot of the forward's CSR, or null
   const void* grad;        // [R, F]
   const void* z;           // [N, F]
   const void* a_src;       // [N, H] acc
@@ -72,7 +72,7 @@ struct GatPrepareArgs {
 struct ScoreSumArgs {
   CsrArgs csr;         // col unused
   const void* values;  // [E, H] acc
-  const void* perm;    // [E], or null
+  IndexArray perm;     // [E], or null
   void* out;           // [R, H] acc
   void* partials;      // [2 K, H] acc
   int64_t num_edges, heads;
@@ -83,7 +83,7 @@ struct EdgeSoftmaxArgs {
   CsrArgs csr;
   const void* values;   // [E, H]
   const void* alpha;    // [E, H], backward only
-  const void* perm;     // [E], or null
+  IndexArray perm;      // [E], or null
   void* out;            // [E, H]
   void* partial_state;  // [2 K, 2, H] acc: maximum and sum, or the sum of alpha * gradient in the first
   int64_t num_edges, heads;
@@ -98,21 +98,21 @@ struct AttentionKernels {
   // Rows [begin, end).
   using GatPrepare = void (*)(const GatPrepareArgs&, int64_t begin, int64_t end);
 
-  Gat gat_spans[kNumFeatureTypes][kNumIndexTypes];
-  Gat gat_combine[kNumFeatureTypes][kNumIndexTypes];
+  Gat gat_spans[kNumFeatureTypes];
+  Gat gat_combine[kNumFeatureTypes];
   GatPrepare gat_prepare[kNumFeatureTypes];
-  GatBackward gat_backward_spans[kNumFeatureTypes][kNumIndexTypes];
-  GatBackward gat_backward_combine[kNumFeatureTypes][kNumIndexTypes];
+  GatBackward gat_backward_spans[kNumFeatureTypes];
+  GatBackward gat_backward_combine[kNumFeatureTypes];
   // By accumulate type: kFloat or kDouble.
-  ScoreSum score_sum_spans[2][kNumIndexTypes];
-  ScoreSum score_sum_combine[2][kNumIndexTypes];
+  ScoreSum score_sum_spans[2];
+  ScoreSum score_sum_combine[2];
   // Whole rows at once; split rows in three steps, of which the last writes their pieces.
-  EdgeSoftmax edge_softmax_spans[kNumFeatureTypes][kNumIndexTypes];
-  EdgeSoftmax edge_softmax_combine[kNumFeatureTypes][kNumIndexTypes];
-  EdgeSoftmax edge_softmax_pieces[kNumFeatureTypes][kNumIndexTypes];
-  EdgeSoftmax edge_softmax_backward_spans[kNumFeatureTypes][kNumIndexTypes];
-  EdgeSoftmax edge_softmax_backward_combine[kNumFeatureTypes][kNumIndexTypes];
-  EdgeSoftmax edge_softmax_backward_pieces[kNumFeatureTypes][kNumIndexTypes];
+  EdgeSoftmax edge_softmax_spans[kNumFeatureTypes];
+  EdgeSoftmax edge_softmax_combine[kNumFeatureTypes];
+  EdgeSoftmax edge_softmax_pieces[kNumFeatureTypes];
+  EdgeSoftmax edge_softmax_backward_spans[kNumFeatureTypes];
+  EdgeSoftmax edge_softmax_backward_combine[kNumFeatureTypes];
+  EdgeSoftmax edge_softmax_backward_pieces[kNumFeatureTypes];
 };
 
 extern const AttentionKernels kAttentionBaseline;

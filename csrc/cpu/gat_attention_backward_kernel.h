@@ -186,12 +186,12 @@ __attribute__((noinline)) void backward_chunk(const GatBackwardTask<T>& task, co
   for (int h = 0; h < lanes.heads; ++h) total[h] = is_first ? chunk.total.lane[h] : total[h] + chunk.total.lane[h];
 }
 
-template <typename T, typename Index>
+template <typename T>
 void gat_backward_spans(const GatBackwardArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   const GatBackwardTask<T> task(args);
-  const SpanView<Index> view(args.csr);
-  const Index *perm = static_cast<const Index*>(args.perm), *slot = static_cast<const Index*>(args.slot);
+  const SpanView view(args.csr);
+  const IndexArray perm = args.perm, slot = args.slot;
   const bool wants_ids = args.edge_score || args.dropout.is_on || args.ds_by_edge;
   const int64_t last_slot = view.live_edges() - 1;
   ChunkGradients<Acc> chunk;
@@ -201,7 +201,7 @@ void gat_backward_spans(const GatBackwardArgs& args, int64_t begin_span, int64_t
     const GatBackwardHeads<T> heads(task, first);
     const HeadLanes& lanes = heads.lanes;
     for (int64_t span = begin_span; span < end_span; ++span) {
-      SpanWalk<Index> walk(view, span);
+      SpanWalk walk(view, span);
       while (walk.next()) {
         const bool is_whole = walk.partial == walk.kWholeRow;
         const int64_t place = is_whole ? 2 * span + 1 : walk.partial;
@@ -218,16 +218,15 @@ void gat_backward_spans(const GatBackwardArgs& args, int64_t begin_span, int64_t
           const int64_t to = from + lanes.slots < walk.end ? from + lanes.slots : walk.end;
           rows.fill(view.col, from, to, last_slot);
           if (wants_ids) {
-            for (int k = 0; k < rows.count; ++k) {
-              rows.edge[k] = perm ? int64_t(perm[slot[from + k]]) : int64_t(slot[from + k]);
-            }
+            slot.read(from, rows.count, rows.edge);
+            for (int k = 0; perm && k < rows.count; ++k) rows.edge[k] = perm[rows.edge[k]];
           }
           backward_chunk(task, heads, rows, src.lane, from == walk.begin, is_whole && to == walk.end, walk.row, place,
                          chunk, total.lane);
           if (!args.ds) continue;
           Acc* ds = static_cast<Acc*>(args.ds) + first;
           for (int k = 0; k < rows.count; ++k) {
-            const int64_t at = args.ds_by_edge ? rows.edge[k] : int64_t(slot[from + k]);
+            const int64_t at = args.ds_by_edge ? rows.edge[k] : slot[from + k];
             write_row(ds + at * task.heads, chunk.dot.lane + k * lanes.stride, lanes.heads);
           }
         }
@@ -238,8 +237,8 @@ void gat_backward_spans(const GatBackwardArgs& args, int64_t begin_span, int64_t
 }
 
 // sum over the pieces of a split row of `count` accumulators each, from [2 K, count], in span order.
-template <typename T, typename Index>
-GNNAGG_INLINE void sum_pieces(const SpanView<Index>& view, const SplitRow& split, const void* partials, int64_t count,
+template <typename T>
+GNNAGG_INLINE void sum_pieces(const SpanView& view, const SplitRow& split, const void* partials, int64_t count,
                               T* out) {
   using Acc = Accumulate<T>;
   const Acc* from = static_cast<const Acc*>(partials);
@@ -253,9 +252,9 @@ GNNAGG_INLINE void sum_pieces(const SpanView<Index>& view, const SplitRow& split
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void gat_backward_combine(const GatBackwardArgs& args, int64_t begin, int64_t end) {
-  const SpanView<Index> view(args.csr);
+  const SpanView view(args.csr);
   for (int64_t item = begin; item < end; ++item) {
     const SplitRow split = view.split_row(item);
     const int64_t row = view.row_of(split);
@@ -267,14 +266,14 @@ void gat_backward_combine(const GatBackwardArgs& args, int64_t begin, int64_t en
 
 // --- sums of scores over rows ----------------------------------------------------------------------------------------
 
-template <typename Acc, typename Index>
+template <typename Acc>
 void score_sum_spans(const ScoreSumArgs& args, int64_t begin_span, int64_t end_span) {
-  const SpanView<Index> view(args.csr);
-  const Index* perm = static_cast<const Index*>(args.perm);
+  const SpanView view(args.csr);
+  const IndexArray perm = args.perm;
   const Acc* values = static_cast<const Acc*>(args.values);
   const Acc* values_end = values + args.num_edges * args.heads;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(view, span);
+    SpanWalk walk(view, span);
     while (walk.next()) {
       Acc* to = walk.partial == walk.kWholeRow ? static_cast<Acc*>(args.out) + walk.row * args.heads
                                                : static_cast<Acc*>(args.partials) + walk.partial * args.heads;
@@ -283,7 +282,7 @@ void score_sum_spans(const ScoreSumArgs& args, int64_t begin_span, int64_t end_s
         Vector<Acc> sum[size.value] = {};
         for (int64_t slot = walk.begin; slot < walk.end; ++slot) {
           Vector<Acc> value[size.value];
-          load_block(values + (perm ? int64_t(perm[slot]) : slot) * args.heads + first, tail, value);
+          load_block(values + (perm ? perm[slot] : slot) * args.heads + first, tail, value);
           for (int v = 0; v < size.value; ++v) sum[v] += value[v];
         }
         store_block<size.value, Acc, Acc>(to + first, in_last, sum);
@@ -292,9 +291,9 @@ void score_sum_spans(const ScoreSumArgs& args, int64_t begin_span, int64_t end_s
   }
 }
 
-template <typename Acc, typename Index>
+template <typename Acc>
 void score_sum_combine(const ScoreSumArgs& args, int64_t begin, int64_t end) {
-  const SpanView<Index> view(args.csr);
+  const SpanView view(args.csr);
   for (int64_t item = begin; item < end; ++item) {
     const SplitRow split = view.split_row(item);
     sum_pieces<Acc>(view, split, args.partials, args.heads,

@@ -6,174 +6,19 @@
 // How: a row is walked in chunks (attention_lanes.h). The scores of a chunk are gathered and turned into weights for
 // several slots and heads at a time, exp once per slot and head; then the rows of z are added, a block of features in
 // registers. Chunk follows chunk with a running maximum. A piece of a split row leaves (maximum, sum, weighted
-// features).
+// features); gat_combine.h adds the pieces up.
 // Traffic: F * s + 4 H bytes per slot from whichever cache holds z and a_src, 4 bytes of col; F * s per row written.
 // Determinism: slots in order within a chunk, chunks in order, pieces in span order. Nothing depends on the thread or
 // on the level.
 #pragma once
 
-#include "cpu/attention_dropout.h"
-#include "cpu/attention_lanes.h"
 #include "cpu/blocks.h"
-#include "cpu/gat_attention_args.h"
+#include "cpu/gat_softmax.h"
 #include "cpu/span_walk.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
 constexpr int kMostAttentionVectors = 8;
-
-// What a row's softmax needs between chunks, one value per head.
-template <typename Acc>
-struct SoftmaxRow {
-  HeadBuffer<Acc> highest, total, positive;
-  HeadBuffer<Acc> rescale;  // of what was added before this chunk
-  HeadBuffer<Acc> inverse;  // factor of the finished sums
-  HeadBuffer<Acc> chunk_highest, chunk_total, chunk_positive;
-};
-
-// The weights of a chunk, and those of its slots with a positive score.
-template <typename Acc>
-struct ChunkWeights {
-  LaneBuffer<Acc> weight, positive, edge_score;
-  KeptLanes kept;
-};
-
-template <typename T>
-struct GatTask {
-  using Acc = Accumulate<T>;
-  const GatArgs& args;
-  const T* z;
-  const T* z_end;
-  int64_t width, heads, channels;
-  HeadSpread<T> spread;
-
-  explicit GatTask(const GatArgs& given)
-      : args(given),
-        z(static_cast<const T*>(given.z)),
-        z_end(z + given.num_src * given.width),
-        width(given.width),
-        heads(given.heads),
-        channels(given.width / given.heads),
-        spread(channels) {}
-};
-
-// One head block of a task: its tables, and how its scores lie.
-template <typename T>
-struct GatHeads {
-  using Acc = Accumulate<T>;
-  int64_t first_head, first_feature, num_features;
-  HeadLanes lanes;
-  HeadTable<Acc> a_src, a_dst, edge_score;
-
-  GatHeads(const GatTask<T>& task, int64_t first)
-      : first_head(first),
-        first_feature(first * task.channels),
-        num_features((task.heads - first < kMostHeads ? task.heads - first : kMostHeads) * task.channels),
-        lanes(task.heads - first < kMostHeads ? task.heads - first : kMostHeads),
-        a_src(task.args.a_src, first, task.heads, task.args.num_src),
-        a_dst(task.args.a_dst, first, task.heads, task.args.csr.num_rows),
-        edge_score(task.args.edge_score, first, task.heads, task.args.num_edges) {}
-};
-
-// The scores of a chunk, from what was gathered of them; leaves the highest of every head in `highest`.
-template <bool kPositive, typename Acc>
-GNNAGG_INLINE void score_lanes(const HeadLanes& lanes, int count, const Acc* dst, const Acc* edge_score,
-                               Acc negative_slope, Acc* score, Acc* positive, Acc* highest) {
-  const int end = lanes.lanes(count);
-  const Vector<Acc> slope = broadcast<Acc>(negative_slope);
-  // Behind the last slot NaN, which no maximum takes, until the weights there are to be 0.
-  fill_behind(lanes, count, score, Acc(__builtin_nan("")));
-  for (int p = 0; p < lanes.span; p += kLanesOf<Acc>) {
-    const Vector<Acc> mine = load(dst + p);
-    Vector<Acc> best = broadcast<Acc>(SoftmaxLimits<Acc>::kLowestScore);
-    for (int at = p; at < end; at += lanes.span) {
-      Vector<Acc> before = load(score + at) + mine;
-      if (edge_score) before += load(edge_score + at);
-      const Vector<Acc> value = leaky_relu_lanes<Acc>(before, slope);
-      if constexpr (kPositive) {
-        store(positive + at, before > Vector<Acc>{} ? broadcast<Acc>(Acc(1)) : Vector<Acc>{});
-      }
-      store(score + at, value);
-      best = greater(best, value);
-    }
-    store(highest + p, best);
-  }
-  fill_behind(lanes, count, score, Acc(-__builtin_inf()));
-  fold_heads(lanes, highest, [](Vector<Acc> a, Vector<Acc> b) { return greater(a, b); });
-}
-
-// Scores to weights exp(score - highest), and the row's state to that after the chunk.
-template <bool kPositive, typename Acc>
-GNNAGG_INLINE void weigh_lanes(const HeadLanes& lanes, int count, bool is_first, Acc* score, Acc* positive,
-                               SoftmaxRow<Acc>& row) {
-  const int end = lanes.lanes(count);
-  for (int p = 0; p < lanes.span; p += kLanesOf<Acc>) {
-    Vector<Acc> best = load(row.chunk_highest.lane + p);
-    if (!is_first) {
-      const Vector<Acc> before = load(row.highest.lane + p);
-      best = greater(before, best);
-      store(row.rescale.lane + p, exp_lanes<Acc>(before - best));
-    }
-    store(row.highest.lane + p, best);
-    Vector<Acc> sum = {}, positive_sum = {};
-    for (int at = p; at < end; at += lanes.span) {
-      const Vector<Acc> weight = exp_lanes<Acc>(load(score + at) - best);
-      sum += weight;
-      store(score + at, weight);
-      if constexpr (kPositive) {
-        const Vector<Acc> counted = product(weight, load(positive + at));
-        positive_sum += counted;
-        store(positive + at, counted);
-      }
-    }
-    store(row.chunk_total.lane + p, sum);
-    store(row.chunk_positive.lane + p, positive_sum);
-  }
-  sum_heads(lanes, row.chunk_total.lane);
-  if constexpr (kPositive) sum_heads(lanes, row.chunk_positive.lane);
-  for (int p = 0; p < lanes.span; p += kLanesOf<Acc>) {
-    Vector<Acc> sum = load(row.chunk_total.lane + p), positive_sum = load(row.chunk_positive.lane + p);
-    if (!is_first) {
-      const Vector<Acc> rescale = load(row.rescale.lane + p);
-      sum += product(load(row.total.lane + p), rescale);
-      if constexpr (kPositive) positive_sum += product(load(row.positive.lane + p), rescale);
-    }
-    store(row.total.lane + p, sum);
-    if constexpr (kPositive) store(row.positive.lane + p, positive_sum);
-  }
-}
-
-// Factors that turn a row's weighted sums into its result, from maximum and sum of its heads.
-template <typename Acc>
-GNNAGG_INLINE void finish_softmax(const HeadLanes& lanes, Acc scale, SoftmaxRow<Acc>& row) {
-  const Vector<Acc> nothing = broadcast<Acc>(Acc(__builtin_nan("")));
-  for (int p = 0; p < lanes.span; p += kLanesOf<Acc>) {
-    const Vector<Acc> total = load(row.total.lane + p);
-    // A row that is not empty and sums to 0 has no finite score.
-    const Vector<Acc> sum = total == Vector<Acc>{} ? nothing : total + Acc(kSoftmaxFloor);
-    store(row.inverse.lane + p, broadcast<Acc>(scale) / sum);
-    store(row.total.lane + p, sum);
-  }
-}
-
-// Logsumexp of a finished row, and the share of the positive scores.
-template <bool kPositive, typename T>
-GNNAGG_INLINE void write_scalars(const GatTask<T>& task, const GatHeads<T>& heads, int64_t row,
-                                 const SoftmaxRow<Accumulate<T>>& state) {
-  using Acc = Accumulate<T>;
-  Acc* lse = static_cast<Acc*>(task.args.lse) + row * task.heads + heads.first_head;
-  for (int h = 0; h < heads.lanes.heads; ++h) {
-    if constexpr (sizeof(Acc) == sizeof(float)) {
-      lse[h] = state.highest.lane[h] + __builtin_logf(state.total.lane[h]);
-    } else {
-      lse[h] = state.highest.lane[h] + __builtin_log(state.total.lane[h]);
-    }
-  }
-  if constexpr (kPositive) {
-    Acc* share = static_cast<Acc*>(task.args.positive_alpha) + row * task.heads + heads.first_head;
-    for (int h = 0; h < heads.lanes.heads; ++h) share[h] = state.positive.lane[h] / state.total.lane[h];
-  }
-}
 
 // Where a block of features goes: the features of a row while its chunks are added, and its result.
 template <typename T>
@@ -228,9 +73,9 @@ GNNAGG_INLINE void add_weighted(const GatTask<T>& task, const GatHeads<T>& heads
 }
 
 template <typename T>
-GNNAGG_INLINE void add_all_features(const GatTask<T>& task, const GatHeads<T>& heads, const ChunkRows& rows,
-                                    const Accumulate<T>* weight, const SoftmaxRow<Accumulate<T>>& row,
-                                    const BlockTarget<T>& target) {
+__attribute__((noinline)) void add_all_features(const GatTask<T>& task, const GatHeads<T>& heads, const ChunkRows& rows,
+                                                const Accumulate<T>* weight, const SoftmaxRow<Accumulate<T>>& row,
+                                                const BlockTarget<T>& target) {
   for_each_block<T, kMostAttentionVectors>(heads.num_features, [&](auto size, int64_t first, int in_last) {
     add_weighted<size.value>(task, heads, rows, weight, row, first, in_last, target);
   });
@@ -307,12 +152,12 @@ GNNAGG_INLINE void write_state(const GatTask<T>& task, const GatHeads<T>& heads,
   }
 }
 
-template <bool kPositive, typename T, typename Index>
+template <bool kPositive, typename T>
 void gat_spans_of(const GatArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   const GatTask<T> task(args);
-  const SpanView<Index> view(args.csr);
-  const Index* perm = static_cast<const Index*>(args.perm);
+  const SpanView view(args.csr);
+  const IndexArray perm = args.perm;
   const bool wants_ids = args.edge_score || args.dropout.is_on;
   const int64_t last_slot = view.live_edges() - 1;
   ChunkWeights<Acc> chunk;
@@ -322,7 +167,7 @@ void gat_spans_of(const GatArgs& args, int64_t begin_span, int64_t end_span) {
   for (int64_t first = 0; first < task.heads; first += kMostHeads) {
     const GatHeads<T> heads(task, first);
     for (int64_t span = begin_span; span < end_span; ++span) {
-      SpanWalk<Index> walk(view, span);
+      SpanWalk walk(view, span);
       while (walk.next()) {
         if (walk.begin == walk.end) {
           write_empty_row(task, walk.row);
@@ -345,110 +190,12 @@ void gat_spans_of(const GatArgs& args, int64_t begin_span, int64_t end_span) {
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void gat_spans(const GatArgs& args, int64_t begin, int64_t end) {
   if (args.positive_out) {
-    gat_spans_of<true, T, Index>(args, begin, end);
+    gat_spans_of<true, T>(args, begin, end);
   } else {
-    gat_spans_of<false, T, Index>(args, begin, end);
-  }
-}
-
-// sums[f] = sums[f] * factor[head(f)] (+ added[f] * its factor), of one head block.
-template <typename T>
-GNNAGG_INLINE void merge_features(const GatTask<T>& task, const GatHeads<T>& heads, const Accumulate<T>* factor,
-                                  const Accumulate<T>* added, bool is_first, Accumulate<T>* sums) {
-  using Acc = Accumulate<T>;
-  for (int64_t f = 0; f < heads.num_features; f += kWidth<T>) {
-    const int count = int(heads.num_features - f < kWidth<T> ? heads.num_features - f : kWidth<T>);
-    int head[1];
-    Lanes<Acc> pick[1];
-    task.spread.locate(f, head, pick);
-    const Vector<Acc> value = product(load_count(added + f, count), permute<Acc>(load(factor + head[0]), pick[0]));
-    store_count<Acc>(sums + f, is_first ? value : load_count(sums + f, count) + value, count);
-  }
-}
-
-template <typename T>
-GNNAGG_INLINE void finish_features(const GatTask<T>& task, const GatHeads<T>& heads, const Accumulate<T>* inverse,
-                                   const Accumulate<T>* sums, T* out) {
-  using Acc = Accumulate<T>;
-  for (int64_t f = 0; f < heads.num_features; f += kWidth<T>) {
-    const int count = int(heads.num_features - f < kWidth<T> ? heads.num_features - f : kWidth<T>);
-    int head[1];
-    Lanes<Acc> pick[1];
-    task.spread.locate(f, head, pick);
-    store_count<T>(out + f, product(load_count(sums + f, count), permute<Acc>(load(inverse + head[0]), pick[0])),
-                   count);
-  }
-}
-
-// The pieces of a split row to its result; their sums gather in the first one's place.
-template <bool kPositive, typename T, typename Index>
-void combine_split_row(const GatTask<T>& task, const SpanView<Index>& view, const SplitRow& split) {
-  using Acc = Accumulate<T>;
-  const GatArgs& args = task.args;
-  const int64_t row = view.row_of(split), pieces = view.num_partials(split), first_place = view.partial(split, 0);
-  for (int64_t first = 0; first < task.heads; first += kMostHeads) {
-    const GatHeads<T> heads(task, first);
-    const int count = heads.lanes.heads;
-    SoftmaxRow<Acc> state;
-    HeadBuffer<Acc> factor;
-    const auto piece = [&](int64_t p, int field) {
-      return static_cast<const Acc*>(args.partial_state) + (view.partial(split, p) * 3 + field) * task.heads + first;
-    };
-    const auto features = [&](void* partials, int64_t place) {
-      return static_cast<Acc*>(partials) + place * task.width + heads.first_feature;
-    };
-    for (int h = 0; h < heads.lanes.span; ++h) {
-      state.highest.lane[h] = SoftmaxLimits<Acc>::kLowestScore;
-      state.total.lane[h] = state.positive.lane[h] = factor.lane[h] = Acc(0);
-    }
-    for (int64_t p = 0; p < pieces; ++p) {
-      const Acc* highest = piece(p, 0);
-      for (int h = 0; h < count; ++h) {
-        if (highest[h] > state.highest.lane[h]) state.highest.lane[h] = highest[h];
-      }
-    }
-    for (int64_t p = 0; p < pieces; ++p) {
-      for (int h = 0; h < count; ++h) factor.lane[h] = piece(p, 0)[h] - state.highest.lane[h];
-      for (int h = 0; h < heads.lanes.span; h += kLanesOf<Acc>) {
-        store(factor.lane + h, exp_lanes<Acc>(load(factor.lane + h)));
-      }
-      for (int h = 0; h < count; ++h) {
-        const Acc total = piece(p, 1)[h], positive = kPositive ? piece(p, 2)[h] : Acc(0);
-        state.total.lane[h] += rounded_product(total, factor.lane[h]);
-        if constexpr (kPositive) state.positive.lane[h] += rounded_product(positive, factor.lane[h]);
-      }
-      merge_features(task, heads, factor.lane, features(args.partials, view.partial(split, p)), p == 0,
-                     features(args.partials, first_place));
-      if constexpr (kPositive) {
-        merge_features(task, heads, factor.lane, features(args.positive_partials, view.partial(split, p)), p == 0,
-                       features(args.positive_partials, first_place));
-      }
-    }
-    finish_softmax(heads.lanes, Acc(args.dropout.scale), state);
-    write_scalars<kPositive>(task, heads, row, state);
-    const int64_t at = row * task.width + heads.first_feature;
-    finish_features(task, heads, state.inverse.lane, features(args.partials, first_place),
-                    static_cast<T*>(args.out) + at);
-    if constexpr (kPositive) {
-      finish_features(task, heads, state.inverse.lane, features(args.positive_partials, first_place),
-                      static_cast<T*>(args.positive_out) + at);
-    }
-  }
-}
-
-template <typename T, typename Index>
-void gat_combine(const GatArgs& args, int64_t begin, int64_t end) {
-  const GatTask<T> task(args);
-  const SpanView<Index> view(args.csr);
-  for (int64_t item = begin; item < end; ++item) {
-    if (args.positive_out) {
-      combine_split_row<true>(task, view, view.split_row(item));
-    } else {
-      combine_split_row<false>(task, view, view.split_row(item));
-    }
+    gat_spans_of<false, T>(args, begin, end);
   }
 }
 

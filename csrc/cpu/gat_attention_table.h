@@ -4,29 +4,26 @@
 #include "cpu/edge_softmax_kernel.h"
 #include "cpu/gat_attention_backward_kernel.h"
 #include "cpu/gat_attention_kernel.h"
+#include "cpu/gat_combine.h"
 
-// One row per FeatureType, one column per IndexType.
-#define GNNAGG_BOTH_INDICES(kernel, type) {kernel<type, int32_t>, kernel<type, int64_t>}
-#define GNNAGG_ALL_TYPES(kernel)                                                                               \
-  {GNNAGG_BOTH_INDICES(kernel, float), GNNAGG_BOTH_INDICES(kernel, double), GNNAGG_BOTH_INDICES(kernel, Half), \
-   GNNAGG_BOTH_INDICES(kernel, BFloat16)}
-#define GNNAGG_ACCUMULATE_TYPES(kernel) {GNNAGG_BOTH_INDICES(kernel, float), GNNAGG_BOTH_INDICES(kernel, double)}
+// One entry per FeatureType.
+#define GNNAGG_ALL_TYPES(kernel) {kernel<float>, kernel<double>, kernel<Half>, kernel<BFloat16>}
+#define GNNAGG_ACCUMULATE_TYPES(kernel) {kernel<float>, kernel<double>}
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
-constexpr AttentionKernels kAttentionTable = {
-    GNNAGG_ALL_TYPES(gat_spans),
-    GNNAGG_ALL_TYPES(gat_combine),
-    {gat_prepare<float>, gat_prepare<double>, gat_prepare<Half>, gat_prepare<BFloat16>},
-    GNNAGG_ALL_TYPES(gat_backward_spans),
-    GNNAGG_ALL_TYPES(gat_backward_combine),
-    GNNAGG_ACCUMULATE_TYPES(score_sum_spans),
-    GNNAGG_ACCUMULATE_TYPES(score_sum_combine),
-    GNNAGG_ALL_TYPES(edge_softmax_spans),
-    GNNAGG_ALL_TYPES(edge_softmax_combine),
-    GNNAGG_ALL_TYPES(edge_softmax_pieces),
-    GNNAGG_ALL_TYPES(edge_softmax_backward_spans),
-    GNNAGG_ALL_TYPES(edge_softmax_backward_combine),
-    GNNAGG_ALL_TYPES(edge_softmax_backward_pieces)};
+constexpr AttentionKernels kAttentionTable = {GNNAGG_ALL_TYPES(gat_spans),
+                                              GNNAGG_ALL_TYPES(gat_combine),
+                                              GNNAGG_ALL_TYPES(gat_prepare),
+                                              GNNAGG_ALL_TYPES(gat_backward_spans),
+                                              GNNAGG_ALL_TYPES(gat_backward_combine),
+                                              GNNAGG_ACCUMULATE_TYPES(score_sum_spans),
+                                              GNNAGG_ACCUMULATE_TYPES(score_sum_combine),
+                                              GNNAGG_ALL_TYPES(edge_softmax_spans),
+                                              GNNAGG_ALL_TYPES(edge_softmax_combine),
+                                              GNNAGG_ALL_TYPES(edge_softmax_pieces),
+                                              GNNAGG_ALL_TYPES(edge_softmax_backward_spans),
+                                              GNNAGG_ALL_TYPES(edge_softmax_backward_combine),
+                                              GNNAGG_ALL_TYPES(edge_softmax_backward_pieces)};
 
 }  // namespace gnnagg::cpu::GNNAGG_LEVEL

@@ -99,10 +99,9 @@ std::tuple<Tensor, Tensor> gatv2_attention(Tensor l, Tensor r, Tensor att, Optio
   args.result.lse = lse.mutable_data_ptr();
   args.result.partials = partials.mutable_data_ptr();
   const FeatureType t = feature_type(shape.type);
-  const IndexType i = index_type(shape.index);
   const ScoreKernels& table = score_kernels();
-  run_pass(shape, args.score, shape.csr.num_spans, splits, args.result, table.combine_softmax[t][i],
-           [&](int64_t begin, int64_t end) { table.gatv2_spans[t][i](args, begin, end); });
+  run_pass(shape, args.score, shape.csr.num_spans, splits, args.result, table.combine_softmax[t],
+           [&](int64_t begin, int64_t end) { table.gatv2_spans[t](args, begin, end); });
   return {out, lse};
 }
 
@@ -162,17 +161,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gatv2_attention_backward(
   rows.result.piece = sources.result.piece = shape.padded;
 
   const FeatureType t = feature_type(shape.type);
-  const IndexType i = index_type(shape.index);
   const ScoreKernels& table = score_kernels();
-  run_pass(shape, rows.score, groups, splits, rows.result, table.combine_sums[t][i],
-           [&](int64_t begin, int64_t end) { table.gatv2_rows[t][i](rows, begin, end); });
+  run_pass(shape, rows.score, groups, splits, rows.result, table.combine_sums[t],
+           [&](int64_t begin, int64_t end) { table.gatv2_rows[t](rows, begin, end); });
   sum_groups(shape, att_groups, groups, 1, d_att);
   if (with_edges) {
     sum_groups(shape, matrix_groups, groups, columns, d_edge_weight);
-    if (shape.num_edges) clear_removed_edges(rowptr, perm, shape.num_edges, d_edge_attr);
+    clear_removed_edges(shape.csr, rows.score.perm, shape.num_edges, d_edge_attr);
   }
-  run_pass(shape, sources.score, sources.score.csr.num_spans, t_splits, sources.result, table.combine_sums[t][i],
-           [&](int64_t begin, int64_t end) { table.gatv2_sources[t][i](sources, begin, end); });
+  run_pass(shape, sources.score, sources.score.csr.num_spans, t_splits, sources.result, table.combine_sums[t],
+           [&](int64_t begin, int64_t end) { table.gatv2_sources[t](sources, begin, end); });
   return {dl, dr, d_att, d_edge_attr, d_edge_weight};
 }
 

@@ -6,18 +6,19 @@
 // and ds, 2 H numbers per slot. Its items are groups of spans, each with sums of its own for datt and dW, which the caller
 // adds up. gatv2_sources walks the transpose, gathers r and dO, and needs u again for its sign alone.
 // Traffic: three gathers of F * s bytes per slot, 8 H bytes written and read at random, and twice the edge features.
-// Determinism: as score_attention.h says; groups are fixed by the schedule.
+// Determinism: as score_task.h says; groups are fixed by the schedule.
 #pragma once
 
 #include "cpu/gatv2_attention_kernel.h"
+#include "cpu/score_backward.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
 // Gradients of what all edges share, of one group of spans, and of a chunk's edge features.
-template <typename T, typename Index>
+template <typename T>
 struct Gatv2Shared {
   using Acc = Accumulate<T>;
-  const Gatv2Task<T, Index>& task;
+  const Gatv2Task<T>& task;
   Acc* d_att;      // padded row
   Acc* d_matrix;   // [D, padded row], or null
   T* d_edge_attr;  // [E, D], or null
@@ -70,19 +71,19 @@ struct Gatv2Shared {
   }
 };
 
-template <typename T, typename Index, bool kWhole>
-void gatv2_rows_of(const Gatv2RowsArgs& args, int64_t begin_group, int64_t end_group) {
+template <typename T>
+void gatv2_rows(const Gatv2RowsArgs& args, int64_t begin_group, int64_t end_group) {
   using Acc = Accumulate<T>;
   using Room = Scratch<Acc>;
   constexpr int kParts = kLaneVectors<Acc>;
-  const Gatv2Task<T, Index> task(args.score, args.att, args.matrix, args.negative_slope);
+  const Gatv2Task<T> task(args.score, args.att, args.matrix, args.negative_slope);
   const T* l = static_cast<const T*>(args.l);
   const T* l_end = l + args.score.num_cols * task.width;
   const int64_t num_rows = task.view.num_rows, slots_size = task.heads * kChunkSlots;
   const int64_t edges_size = task.edge_stride * kChunkSlots, bases_size = task.edge_dim ? kChunkSlots * task.padded : 0;
   Scratch<Acc> scratch(4 * Room::room(task.padded) + 2 * Room::room(slots_size) + Room::room(task.masks_size()) +
                        Room::room(task.heads) + 2 * Room::room(edges_size) + 2 * Room::room(bases_size));
-  const RowSums<T, Index> sums{task, args.result, scratch.take(task.padded)};
+  const RowSums<T> sums{task, args.result, scratch.take(task.padded)};
   Acc* mine = scratch.take(task.padded);
   Acc* grad = scratch.take(task.padded);
   Acc* out = scratch.take(task.padded);
@@ -101,12 +102,12 @@ void gatv2_rows_of(const Gatv2RowsArgs& args, int64_t begin_group, int64_t end_g
   };
   Chunk<T> chunk;
   for (int64_t group = begin_group; group < end_group; ++group) {
-    Gatv2Shared<T, Index> shared{task, static_cast<Acc*>(args.d_att) + group * task.padded, nullptr,
-                                 static_cast<T*>(args.d_edge_attr)};
+    Gatv2Shared<T> shared{task, static_cast<Acc*>(args.d_att) + group * task.padded, nullptr,
+                          static_cast<T*>(args.d_edge_attr)};
     if (args.d_matrix) shared.d_matrix = static_cast<Acc*>(args.d_matrix) + group * task.edge_dim * task.padded;
     const int64_t num_spans = task.view.num_spans;
     for (int64_t span = group * num_spans / args.num_groups; span < (group + 1) * num_spans / args.num_groups; ++span) {
-      SpanWalk<Index> walk(task.view, span);
+      SpanWalk walk(task.view, span);
       while (walk.next()) {
         sums.reset();
         widen_row(args.r, walk.row, mine);
@@ -128,7 +129,7 @@ void gatv2_rows_of(const Gatv2RowsArgs& args, int64_t begin_group, int64_t end_g
             for (int64_t head = 0; head < task.heads; ++head) {
               // One read of l for the score and for <dO, l>.
               Vector<Acc> product_part[kBatchSlots][kParts] = {};
-              task.template sum_batch<kWhole>(
+              task.sum_batch(
                   chunk.row + s, chunk.row_ahead + s, head, tail,
                   [&](int i, Vector<Acc> value, int64_t at) {
                     const int part = int((at - head * task.stride) / kWidth<T>) % kParts;
@@ -147,10 +148,11 @@ void gatv2_rows_of(const Gatv2RowsArgs& args, int64_t begin_group, int64_t end_g
             for (int v = 0; v < task.vectors; ++v) {
               const int64_t at = head * task.stride + v * kWidth<T>;
               const Vector<Acc> att = load(task.att + at);
+              const Tail<T> tail_here = task.tail_of(v, tail);
               Vector<Acc> d_row = load(sums.first() + at), d_att = load(shared.d_att + at);
               for (int s = 0; s < chunk.count; ++s) {
                 const Vector<Acc> ds = broadcast<Acc>(products[head * kChunkSlots + s]);
-                const Vector<Acc> u = task.template load_of_head<kWhole>(chunk.row[s] + head * task.channels, v, tail) +
+                const Vector<Acc> u = task.load_part(chunk.row[s] + head * task.channels + v * kWidth<T>, tail_here) +
                                       load(base.of(s) + at);
                 const Vector<Acc> slope_ds = u > Vector<Acc>{} ? ds : product(ds, task.negative_slope);
                 d_row += slope_ds;  // times att at the end of the row
@@ -172,20 +174,11 @@ void gatv2_rows_of(const Gatv2RowsArgs& args, int64_t begin_group, int64_t end_g
   }
 }
 
-template <typename T, typename Index>
-void gatv2_rows(const Gatv2RowsArgs& args, int64_t begin, int64_t end) {
-  if (kHasWholeKernels<T, Index> && args.score.channels % kWidth<T> == 0) {
-    gatv2_rows_of<T, Index, kHasWholeKernels<T, Index>>(args, begin, end);
-  } else {
-    gatv2_rows_of<T, Index, false>(args, begin, end);
-  }
-}
-
-template <typename T, typename Index, bool kWhole>
-void gatv2_sources_of(const Gatv2SourcesArgs& args, int64_t begin_span, int64_t end_span) {
+template <typename T>
+void gatv2_sources(const Gatv2SourcesArgs& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   using Room = Scratch<Acc>;
-  const Gatv2Task<T, Index> task(args.score, args.att, args.matrix, args.negative_slope);
+  const Gatv2Task<T> task(args.score, args.att, args.matrix, args.negative_slope);
   const T* r = static_cast<const T*>(args.r);
   const T* r_end = r + args.score.num_cols * task.width;
   const T* grad = static_cast<const T*>(args.grad);
@@ -196,7 +189,7 @@ void gatv2_sources_of(const Gatv2SourcesArgs& args, int64_t begin_span, int64_t 
   const int64_t bases_size = task.edge_dim ? kChunkSlots * task.padded : 0;
   Scratch<Acc> scratch(2 * Room::room(task.padded) + 2 * Room::room(slots_size) + 2 * Room::room(edges_size) +
                        Room::room(bases_size));
-  const RowSums<T, Index> sums{task, args.result, scratch.take(task.padded)};
+  const RowSums<T> sums{task, args.result, scratch.take(task.padded)};
   Acc* mine = scratch.take(task.padded);
   Acc* weights = scratch.take(slots_size);
   Acc* gradients = scratch.take(slots_size);
@@ -206,7 +199,7 @@ void gatv2_sources_of(const Gatv2SourcesArgs& args, int64_t begin_span, int64_t 
   const Tail<T> tail(task.in_last, r_end), grad_tail(task.in_last, grad_end);
   Chunk<T> chunk;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(task.view, span);
+    SpanWalk walk(task.view, span);
     while (walk.next()) {
       sums.reset();
       task.widen_row(l + walk.row * task.width, l_end, mine);
@@ -223,16 +216,16 @@ void gatv2_sources_of(const Gatv2SourcesArgs& args, int64_t begin_span, int64_t 
           for (int v = 0; v < task.vectors; ++v) {
             const int64_t at = head * task.stride + v * kWidth<T>;
             const Vector<Acc> att = load(task.att + at);
+            const int64_t first = head * task.channels + v * kWidth<T>;
+            const Tail<T> tail_here = task.tail_of(v, tail), grad_tail_here = task.tail_of(v, grad_tail);
             Vector<Acc> sum = load(sums.first() + at);
             for (int s = 0; s < chunk.count; ++s) {
-              const int64_t first = head * task.channels;
-              __builtin_prefetch(chunk.row_ahead[s] + first + v * kWidth<T>);
-              __builtin_prefetch(chunk.other_ahead[s] + first + v * kWidth<T>);
+              __builtin_prefetch(chunk.row_ahead[s] + first);
+              __builtin_prefetch(chunk.other_ahead[s] + first);
               const Vector<Acc> ds = broadcast<Acc>(gradients[head * kChunkSlots + s]);
-              const Vector<Acc> u =
-                  task.template load_of_head<kWhole>(chunk.row[s] + first, v, tail) + load(base.of(s) + at);
+              const Vector<Acc> u = task.load_part(chunk.row[s] + first, tail_here) + load(base.of(s) + at);
               const Vector<Acc> slope_ds = u > Vector<Acc>{} ? ds : product(ds, task.negative_slope);
-              const Vector<Acc> d_out = task.template load_of_head<kWhole>(chunk.other[s] + first, v, grad_tail);
+              const Vector<Acc> d_out = task.load_part(chunk.other[s] + first, grad_tail_here);
               sum += product(slope_ds, att) + product(d_out, broadcast<Acc>(weights[head * kChunkSlots + s]));
             }
             store(sums.first() + at, sum);
@@ -241,15 +234,6 @@ void gatv2_sources_of(const Gatv2SourcesArgs& args, int64_t begin_span, int64_t 
       }
       sums.end_of(walk);
     }
-  }
-}
-
-template <typename T, typename Index>
-void gatv2_sources(const Gatv2SourcesArgs& args, int64_t begin, int64_t end) {
-  if (kHasWholeKernels<T, Index> && args.score.channels % kWidth<T> == 0) {
-    gatv2_sources_of<T, Index, kHasWholeKernels<T, Index>>(args, begin, end);
-  } else {
-    gatv2_sources_of<T, Index, false>(args, begin, end);
   }
 }
 

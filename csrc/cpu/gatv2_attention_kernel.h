@@ -1,27 +1,27 @@
 // gatv2_attention on the CPU. Included once per level (GNNAGG_LEVEL).
 //
 // What: u = l_j + r_i + W e, s = sum_c att_c leaky(u_c), alpha = softmax of s over the row, out_i = sum alpha * mask * l_j.
-// How: an item is one span. Chunk by chunk (score_attention.h) the scores are computed, become weights in a running
+// How: an item is one span. Chunk by chunk (score_task.h) the scores are computed, become weights in a running
 // softmax, and weigh the rows of l that are in the first cache by now. W e of a chunk is a small matrix product into a
 // buffer of kChunkSlots padded rows, which then stands in for r_i.
 // Traffic: F * s bytes of l per slot, once; 4 bytes of col, and with edge features 4 of perm and D * s of attributes.
-// Determinism: as score_attention.h says.
+// Determinism: as score_task.h says.
 #pragma once
 
-#include "cpu/score_attention.h"
+#include "cpu/score_softmax.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
 // Rows l or r plus W e: the parts of u that the other end of an edge adds to.
-template <typename T, typename Index>
-struct Gatv2Task : ScoreTask<T, Index> {
+template <typename T>
+struct Gatv2Task : ScoreTask<T> {
   using Acc = Accumulate<T>;
   const Acc* att;     // padded row
   const Acc* matrix;  // [D, padded row]
   Vector<Acc> negative_slope;
 
   Gatv2Task(const ScoreArgs& args, const void* att_row, const void* matrix_rows, double slope)
-      : ScoreTask<T, Index>(args),
+      : ScoreTask<T>(args),
         att(static_cast<const Acc*>(att_row)),
         matrix(static_cast<const Acc*>(matrix_rows)),
         negative_slope(broadcast<Acc>(Acc(slope))) {}
@@ -62,21 +62,20 @@ struct BaseRows {
   GNNAGG_INLINE const Acc* of(int s) const { return row + s * step; }
 };
 
-template <typename T, typename Index, bool kWhole>
-void gatv2_spans_of(const Gatv2Args& args, int64_t begin_span, int64_t end_span) {
+template <typename T>
+void gatv2_spans(const Gatv2Args& args, int64_t begin_span, int64_t end_span) {
   using Acc = Accumulate<T>;
   using Room = Scratch<Acc>;
-  const Gatv2Task<T, Index> task(args.score, args.att, args.matrix, args.negative_slope);
+  const Gatv2Task<T> task(args.score, args.att, args.matrix, args.negative_slope);
   const T* l = static_cast<const T*>(args.l);
   const T* l_end = l + args.score.num_cols * task.width;
   const T* r = static_cast<const T*>(args.r);
   const T* r_end = r + task.view.num_rows * task.width;
   const int64_t scores_size = task.heads * kChunkSlots, edges_size = task.edge_stride * kChunkSlots;
   const int64_t bases_size = task.edge_dim ? kChunkSlots * task.padded : 0;
-  Scratch<Acc> scratch(SoftmaxSums<T, Index>::room(task, args.result) + Room::room(task.padded) +
-                       Room::room(scores_size) + Room::room(task.masks_size()) + 2 * Room::room(edges_size) +
-                       Room::room(bases_size));
-  const SoftmaxSums<T, Index> sums(task, args.result, scratch);
+  Scratch<Acc> scratch(SoftmaxSums<T>::room(task, args.result) + Room::room(task.padded) + Room::room(scores_size) +
+                       Room::room(task.masks_size()) + 2 * Room::room(edges_size) + Room::room(bases_size));
+  const SoftmaxSums<T> sums(task, args.result, scratch);
   Acc* mine = scratch.take(task.padded);
   Acc* scores = scratch.take(scores_size);
   Acc* masks = scratch.take(task.masks_size());
@@ -86,7 +85,7 @@ void gatv2_spans_of(const Gatv2Args& args, int64_t begin_span, int64_t end_span)
   const Tail<T> tail(task.in_last, l_end);
   Chunk<T> chunk;
   for (int64_t span = begin_span; span < end_span; ++span) {
-    SpanWalk<Index> walk(task.view, span);
+    SpanWalk walk(task.view, span);
     while (walk.next()) {
       sums.reset();
       task.widen_row(r + walk.row * task.width, r_end, mine);
@@ -100,7 +99,7 @@ void gatv2_spans_of(const Gatv2Args& args, int64_t begin_span, int64_t end_span)
         }
         for (int s = 0; s < chunk.count; s += kBatchSlots) {
           for (int64_t head = 0; head < task.heads; ++head) {
-            task.template sum_batch<kWhole>(
+            task.sum_batch(
                 chunk.row + s, chunk.row_ahead + s, head, tail,
                 [&](int i, Vector<Acc> value, int64_t at) {
                   const Vector<Acc> u = value + load(base.of(s + i) + at);
@@ -116,19 +115,10 @@ void gatv2_spans_of(const Gatv2Args& args, int64_t begin_span, int64_t end_span)
             store(scores + at, product(load(scores + at), load(masks + at)));
           }
         }
-        task.template add_rows<kWhole, false>(chunk.row, nullptr, chunk.count, scores, l_end, sums.features());
+        task.template add_rows<false>(chunk.row, nullptr, chunk.count, scores, l_end, sums.features());
       }
       sums.end_of(walk);
     }
-  }
-}
-
-template <typename T, typename Index>
-void gatv2_spans(const Gatv2Args& args, int64_t begin, int64_t end) {
-  if (kHasWholeKernels<T, Index> && args.score.channels % kWidth<T> == 0) {
-    gatv2_spans_of<T, Index, kHasWholeKernels<T, Index>>(args, begin, end);
-  } else {
-    gatv2_spans_of<T, Index, false>(args, begin, end);
   }
 }
 

@@ -1,22 +1,23 @@
 // The CPU kernels as tables of functions, one table per instruction set, and their arguments. No torch header.
 //
 // Letters: N sources, R rows, E slots, F features, B batches, K spans, H heads. "acc" is the accumulate type of the
-// feature type (float, double for double); Index is int32_t or int64_t for all index arrays of a call.
+// feature type (float, double for double).
 #pragma once
 
 #include <cstdint>
 
+#include "cpu/index_array.h"
+
 namespace gnnagg::cpu {
 
 enum FeatureType { kFloat, kDouble, kHalf, kBFloat16, kNumFeatureTypes };
-enum IndexType { kInt32, kInt64, kNumIndexTypes };
 
-// One CSR with its schedule, as in span_walk.h, before Index is known.
+// One CSR with its schedule, as common/schedule.h says.
 struct CsrArgs {
-  const void* rowptr;  // [R + 1]
-  const void* col;     // [E]
-  const void* spans;   // [K + 1, 2]
-  const void* splits;  // [K + 1, 2]; null for ops that need no combine
+  IndexArray rowptr;  // [R + 1]
+  IndexArray col;     // [E]
+  IndexArray spans;   // [K + 1, 2]
+  IndexArray splits;  // [K + 1, 2]; null for ops that need no combine
   int64_t num_rows;
   int64_t num_spans;
 };
@@ -24,23 +25,25 @@ struct CsrArgs {
 struct SumArgs {
   CsrArgs csr;
   const void* x;          // [B, N, F]
-  const void* perm;       // [E] or null
+  IndexArray perm;        // [E] or null
   const void* weight;     // [E, H] acc or null
   const void* src_scale;  // [N] acc or null
   const void* dst_scale;  // [R] acc or null
   void* out;              // [B, R, F], x's type, or acc
   void* partials;         // [B, 2 K, F] acc
+  const void* x0;         // [R, F], or null: a hop of propagate, with one batch and one head
+  double teleport;
   int64_t num_src, width, heads;
   bool mean, acc_out;
 };
 
 struct ExtremumArgs {
   CsrArgs csr;
-  const void* x;       // [B, N, F]
-  void* out;           // [B, R, F]
-  void* arg;           // [B, R, F] Index, or null
-  void* partials;      // [B, 2 K, F] acc
-  void* partial_args;  // [B, 2 K, F] Index, or null
+  const void* x;             // [B, N, F]
+  void* out;                 // [B, R, F]
+  IndexOutput arg;           // [B, R, F], or null
+  void* partials;            // [B, 2 K, F] acc
+  IndexOutput partial_args;  // [B, 2 K, F], or null
   int64_t num_src, width;
   bool minimum;
 };
@@ -48,7 +51,7 @@ struct ExtremumArgs {
 struct ExtremumBackwardArgs {
   CsrArgs csr;       // spans and splits unused
   const void* grad;  // [B, R, F]
-  const void* arg;   // [B, R, F] Index
+  IndexArray arg;    // [B, R, F]
   const void* x;     // [B, N, F]
   const void* out;   // [B, R, F]
   void* dx;          // [B, N, F] acc, zero beforehand
@@ -63,24 +66,17 @@ struct MultiFields {
   void* moment2;  // acc
   void* max;      // acc
   void* min;      // acc
-  void* arg_max;  // Index
-  void* arg_min;  // Index
+  IndexOutput arg_max;
+  IndexOutput arg_min;
 };
 
 struct EdgeDotArgs {
   CsrArgs csr;
-  const void* a;     // [B, R, F]
-  const void* b;     // [B, N, F]
-  const void* perm;  // [E] or null
-  void* out;         // [E, H] acc
+  const void* a;    // [B, R, F]
+  const void* b;    // [B, N, F]
+  IndexArray perm;  // [E] or null
+  void* out;        // [E, H] acc
   int64_t batch, num_src, width, heads;
-};
-
-// One hop: sum.x is h, sum.out the next one. One batch, one head, no scales.
-struct PropagateArgs {
-  SumArgs sum;
-  const void* x0;  // [R, F], or null without teleport
-  double teleport;
 };
 
 struct Kernels {
@@ -94,22 +90,18 @@ struct Kernels {
   using ExtremumBackward = void (*)(const ExtremumBackwardArgs&, int64_t batch, int64_t first, int64_t last,
                                     int64_t src_begin, int64_t src_end);
   // Slots [begin, end), not empty, of one row.
-  using MultiPiece = void (*)(const void* x, int64_t num_src, int64_t width, const void* col, int64_t live_edges,
+  using MultiPiece = void (*)(const void* x, int64_t num_src, int64_t width, const IndexArray& col, int64_t live_edges,
                               int64_t begin, int64_t end, const MultiFields& fields);
   // Spans [begin, end) of K.
   using EdgeDotSpans = void (*)(const EdgeDotArgs&, int64_t begin, int64_t end);
-  // Spans, or split rows, [begin, end).
-  using Hop = void (*)(const PropagateArgs&, int64_t begin, int64_t end);
 
-  SumSpans sum_spans[kNumFeatureTypes][kNumIndexTypes];
-  SumCombine sum_combine[kNumFeatureTypes][kNumIndexTypes];
-  ExtremumSpans extremum_spans[kNumFeatureTypes][kNumIndexTypes];
-  ExtremumCombine extremum_combine[kNumFeatureTypes][kNumIndexTypes];
-  ExtremumBackward extremum_backward[kNumFeatureTypes][kNumIndexTypes];
-  MultiPiece multi_piece[kNumFeatureTypes][kNumIndexTypes];
-  EdgeDotSpans edge_dot_spans[kNumFeatureTypes][kNumIndexTypes];
-  Hop hop_spans[kNumFeatureTypes][kNumIndexTypes];
-  Hop hop_combine[kNumFeatureTypes][kNumIndexTypes];
+  SumSpans sum_spans[kNumFeatureTypes];
+  SumCombine sum_combine[kNumFeatureTypes];
+  ExtremumSpans extremum_spans[kNumFeatureTypes];
+  ExtremumCombine extremum_combine[kNumFeatureTypes];
+  ExtremumBackward extremum_backward[kNumFeatureTypes];
+  MultiPiece multi_piece[kNumFeatureTypes];
+  EdgeDotSpans edge_dot_spans[kNumFeatureTypes];
 };
 
 // Instruction sets in ascending order.

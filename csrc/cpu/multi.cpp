@@ -21,13 +21,14 @@ struct MultiTask {
   CsrArgs csr;
   const void* x;
   int64_t num_src, width;
-  void *sum, *mean, *var, *max, *min, *arg_max, *arg_min;
+  void *sum, *mean, *var, *max, *min;
+  IndexOutput arg_max, arg_min;
   MultiFields partials;
   bool moments, extremes, with_arg;
 };
 
 // Accumulators and winners of `rows` pieces of rows; allocated only where wanted.
-template <typename Acc, typename Index>
+template <typename Acc>
 class FieldBuffer {
  public:
   FieldBuffer(const MultiTask& task, int64_t rows) : size_(rows * task.width) {
@@ -46,9 +47,9 @@ class FieldBuffer {
     fields_.max = take(task.extremes);
     fields_.min = take(task.extremes);
     if (task.extremes && task.with_arg) {
-      index_.reset(new Index[2 * size_]);
-      fields_.arg_max = index_.get();
-      fields_.arg_min = index_.get() + size_;
+      index_.reset(new int64_t[2 * size_]);  // for either width
+      fields_.arg_max = {index_.get(), task.csr.col.is_wide};
+      fields_.arg_min = {index_.get() + size_, task.csr.col.is_wide};
     }
   }
 
@@ -57,28 +58,26 @@ class FieldBuffer {
  private:
   int64_t size_;
   std::unique_ptr<Acc[]> acc_;
-  std::unique_ptr<Index[]> index_;
+  std::unique_ptr<int64_t[]> index_;
   MultiFields fields_ = {};
 };
 
-template <typename Acc, typename Index>
+template <typename Acc>
 MultiFields fields_at(const MultiFields& fields, int64_t offset) {
   const auto acc = [&](void* field) { return field ? static_cast<void*>(static_cast<Acc*>(field) + offset) : nullptr; };
-  const auto index = [&](void* field) {
-    return field ? static_cast<void*>(static_cast<Index*>(field) + offset) : nullptr;
-  };
+  const auto index = [&](const IndexOutput& field) { return field ? field.from(offset) : field; };
   return {acc(fields.sum), acc(fields.shift), acc(fields.moment1),   acc(fields.moment2),
           acc(fields.max), acc(fields.min),   index(fields.arg_max), index(fields.arg_min)};
 }
 
 // What no slots leave.
-template <typename Acc, typename Index>
+template <typename Acc>
 void reset(const MultiFields& fields, int64_t width) {
   const auto fill = [&](void* field, Acc value) {
     for (int64_t f = 0; field && f < width; ++f) static_cast<Acc*>(field)[f] = value;
   };
-  const auto fill_index = [&](void* field) {
-    for (int64_t f = 0; field && f < width; ++f) static_cast<Index*>(field)[f] = Index(kNoWinner);
+  const auto fill_index = [&](const IndexOutput& field) {
+    for (int64_t f = 0; field && f < width; ++f) field.set(f, kNoWinner);
   };
   fill(fields.sum, Acc(0));
   fill(fields.shift, Acc(0));
@@ -91,10 +90,9 @@ void reset(const MultiFields& fields, int64_t width) {
 }
 
 // Adds the piece `from`, of from_count slots, to `into`, of into_count slots.
-template <typename Acc, typename Index>
+template <typename Acc>
 void merge(const MultiFields& into, int64_t into_count, const MultiFields& from, int64_t from_count, int64_t width) {
   const auto acc = [](void* field) { return static_cast<Acc*>(field); };
-  const auto index = [](void* field) { return static_cast<Index*>(field); };
   for (int64_t f = 0; f < width; ++f) acc(into.sum)[f] += acc(from.sum)[f];
   for (int64_t f = 0; into.shift && f < width; ++f) {
     Moments<Acc> mine{acc(into.shift)[f], acc(into.moment1)[f], acc(into.moment2)[f]};
@@ -104,20 +102,21 @@ void merge(const MultiFields& into, int64_t into_count, const MultiFields& from,
     acc(into.moment2)[f] = mine.square;
   }
   for (int64_t f = 0; into.max && f < width; ++f) {
-    Index none_max = Index(kNoWinner), none_min = Index(kNoWinner);
-    Index& arg_max = into.arg_max ? index(into.arg_max)[f] : none_max;
-    Index& arg_min = into.arg_min ? index(into.arg_min)[f] : none_min;
-    const Index from_max = from.arg_max ? index(from.arg_max)[f] : Index(kNoWinner);
-    const Index from_min = from.arg_min ? index(from.arg_min)[f] : Index(kNoWinner);
-    merge_winner(acc(into.max)[f], arg_max, acc(from.max)[f], from_max);
+    const auto winner = [f](const IndexOutput& field) { return field ? field[f] : int64_t(kNoWinner); };
+    int64_t arg_max = winner(into.arg_max), arg_min = winner(into.arg_min);
+    merge_winner(acc(into.max)[f], arg_max, acc(from.max)[f], winner(from.arg_max));
     Acc negated = -acc(into.min)[f];
-    merge_winner(negated, arg_min, Acc(-acc(from.min)[f]), from_min);
+    merge_winner(negated, arg_min, Acc(-acc(from.min)[f]), winner(from.arg_min));
+    if (into.arg_max) {
+      into.arg_max.set(f, arg_max);
+      into.arg_min.set(f, arg_min);
+    }
     acc(into.min)[f] = -negated;
   }
 }
 
 // Accumulators of one row to the results. Offset = first feature of the row in them.
-template <typename T, typename Index>
+template <typename T>
 void finish(const MultiTask& task, const MultiFields& fields, int64_t count, int64_t offset) {
   using Acc = Accumulate<T>;
   const int64_t width = task.width;
@@ -146,78 +145,66 @@ void finish(const MultiTask& task, const MultiFields& fields, int64_t count, int
   for (const auto& [result, field] :
        {std::pair(task.arg_max, fields.arg_max), std::pair(task.arg_min, fields.arg_min)}) {
     if (!result) continue;
-    std::copy_n(static_cast<const Index*>(field), width, static_cast<Index*>(result) + offset);
+    for (int64_t f = 0; f < width; ++f) result.set(offset + f, field[f]);
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void reduce_spans(const MultiTask& task, Kernels::MultiPiece kernel, int64_t begin_item, int64_t end_item) {
   using Acc = Accumulate<T>;
-  const SpanView<Index> view(task.csr);
+  const SpanView view(task.csr);
   const int64_t width = task.width, live = view.live_edges();
-  const FieldBuffer<Acc, Index> scratch(task, 1);
+  const FieldBuffer<Acc> scratch(task, 1);
   for (int64_t item = begin_item; item < end_item; ++item) {
     const int64_t batch = item / view.num_spans;
     const T* x = static_cast<const T*>(task.x) + batch * task.num_src * width;
-    SpanWalk<Index> walk(view, item % view.num_spans);
+    SpanWalk walk(view, item % view.num_spans);
     while (walk.next()) {
       const bool whole = walk.partial == walk.kWholeRow;
       const MultiFields fields =
-          whole ? scratch.fields()
-                : fields_at<Acc, Index>(task.partials, (batch * 2 * view.num_spans + walk.partial) * width);
+          whole ? scratch.fields() : fields_at<Acc>(task.partials, (batch * 2 * view.num_spans + walk.partial) * width);
       if (walk.begin == walk.end) {
-        reset<Acc, Index>(fields, width);
+        reset<Acc>(fields, width);
       } else {
         kernel(x, task.num_src, width, view.col, live, walk.begin, walk.end, fields);
       }
       if (whole) {
-        finish<T, Index>(task, fields, walk.end - walk.begin, (batch * view.num_rows + walk.row) * width);
+        finish<T>(task, fields, walk.end - walk.begin, (batch * view.num_rows + walk.row) * width);
       }
     }
   }
 }
 
-template <typename T, typename Index>
+template <typename T>
 void combine(const MultiTask& task, int64_t begin_item, int64_t end_item) {
   using Acc = Accumulate<T>;
-  const SpanView<Index> view(task.csr);
+  const SpanView view(task.csr);
   const int64_t width = task.width, num_splits = view.num_split_rows();
-  const FieldBuffer<Acc, Index> total(task, 1);
+  const FieldBuffer<Acc> total(task, 1);
   for (int64_t item = begin_item; item < end_item; ++item) {
     const int64_t batch = item / num_splits;
     const SplitRow split = view.split_row(item % num_splits);
-    reset<Acc, Index>(total.fields(), width);
+    reset<Acc>(total.fields(), width);
     int64_t count = 0;
     for (int64_t p = 0; p < view.num_partials(split); ++p) {
       const int64_t slots = view.partial_edges(split, p);
       const int64_t at = (batch * 2 * view.num_spans + view.partial(split, p)) * width;
-      merge<Acc, Index>(total.fields(), count, fields_at<Acc, Index>(task.partials, at), slots, width);
+      merge<Acc>(total.fields(), count, fields_at<Acc>(task.partials, at), slots, width);
       count += slots;
     }
-    finish<T, Index>(task, total.fields(), count, (batch * view.num_rows + view.row_of(split)) * width);
+    finish<T>(task, total.fields(), count, (batch * view.num_rows + view.row_of(split)) * width);
   }
-}
-
-template <typename T, typename Index>
-void run(MultiTask& task, const bridge::FeatureShape& shape, int64_t num_splits, int64_t bytes,
-         Kernels::MultiPiece kernel) {
-  const FieldBuffer<Accumulate<T>, Index> partials(task, num_splits ? shape.batch * 2 * task.csr.num_spans : 0);
-  task.partials = partials.fields();
-  bridge::parallel_items(shape.batch * task.csr.num_spans, 1, bytes,
-                         [&](int64_t begin, int64_t end) { reduce_spans<T, Index>(task, kernel, begin, end); });
-  bridge::parallel_items(shape.batch * num_splits, 1, bytes,
-                         [&](int64_t begin, int64_t end) { combine<T, Index>(task, begin, end); });
 }
 
 template <typename T>
-void run(MultiTask& task, const bridge::FeatureShape& shape, int64_t num_splits, int64_t bytes, FeatureType t,
-         IndexType i) {
-  const Kernels::MultiPiece kernel = kernels().multi_piece[t][i];
-  if (i == kInt64) {
-    run<T, int64_t>(task, shape, num_splits, bytes, kernel);
-  } else {
-    run<T, int32_t>(task, shape, num_splits, bytes, kernel);
-  }
+void run(MultiTask& task, const bridge::FeatureShape& shape, int64_t num_splits, int64_t bytes,
+         Kernels::MultiPiece kernel) {
+  const FieldBuffer<Accumulate<T>> partials(task, num_splits ? shape.batch * 2 * task.csr.num_spans : 0);
+  task.partials = partials.fields();
+  bridge::parallel_items(shape.batch * task.csr.num_spans, 1, bytes,
+                         [&](int64_t begin, int64_t end) { reduce_spans<T>(task, kernel, begin, end); });
+  bridge::parallel_items(shape.batch * num_splits, 1, bytes,
+                         [&](int64_t begin, int64_t end) { combine<T>(task, begin, end); });
 }
 
 }  // namespace
@@ -246,8 +233,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_mul
   task.var = pointer(var);
   task.max = pointer(max);
   task.min = pointer(min);
-  task.arg_max = pointer(arg_max);
-  task.arg_min = pointer(arg_min);
+  if (arg_max.numel()) task.arg_max = index_output(arg_max);
+  if (arg_min.numel()) task.arg_min = index_output(arg_min);
   task.moments = which & kVar;
   task.extremes = which & (kMax | kMin);
   task.with_arg = with_arg;
@@ -255,12 +242,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_mul
     const int64_t bytes = bytes_moved(shape, col.numel() + num_rows, type);
     const int64_t num_splits = count_split_rows(splits);
     const FeatureType t = feature_type(type);
-    const IndexType i = index_type(index);
+    const Kernels::MultiPiece kernel = kernels().multi_piece[t];
     switch (t) {
-      case kDouble: run<double>(task, shape, num_splits, bytes, t, i); break;
-      case kHalf: run<Half>(task, shape, num_splits, bytes, t, i); break;
-      case kBFloat16: run<BFloat16>(task, shape, num_splits, bytes, t, i); break;
-      default: run<float>(task, shape, num_splits, bytes, t, i); break;
+      case kDouble: run<double>(task, shape, num_splits, bytes, kernel); break;
+      case kHalf: run<Half>(task, shape, num_splits, bytes, kernel); break;
+      case kBFloat16: run<BFloat16>(task, shape, num_splits, bytes, kernel); break;
+      default: run<float>(task, shape, num_splits, bytes, kernel); break;
     }
   }
   return {sum, mean, var, max, min, arg_max, arg_min};

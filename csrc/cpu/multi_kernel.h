@@ -7,6 +7,8 @@
 // Determinism: slot order; the caller merges pieces in span order.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/extremum_kernel.h"
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
@@ -14,36 +16,35 @@ namespace gnnagg::cpu::GNNAGG_LEVEL {
 constexpr int kMostMultiVectors = kVectorBytes == 64 ? 4 : 2;  // as many as the registers hold
 
 // The extremes of `count` features one by one: any values, any number of slots.
-template <typename T, typename Index>
-__attribute__((noinline)) void extremes_one_by_one(const T* x, int64_t width, const Index* col, int64_t begin,
+template <typename T>
+__attribute__((noinline)) void extremes_one_by_one(const T* x, int64_t width, const IndexArray& col, int64_t begin,
                                                    int64_t end, int64_t first, int64_t count,
                                                    const MultiFields& fields) {
   using Acc = Accumulate<T>;
   for (int64_t f = first; f < first + count; ++f) {
-    Acc greatest = widen(x[int64_t(col[begin]) * width + f]), negated = -greatest;
-    Index arg_max = Index(begin), arg_min = Index(begin);
+    Acc greatest = widen(x[col[begin] * width + f]), negated = -greatest;
+    int64_t arg_max = begin, arg_min = begin;
     for (int64_t slot = begin + 1; slot < end; ++slot) {
-      const Acc value = widen(x[int64_t(col[slot]) * width + f]);
-      merge_winner<Acc, Index>(greatest, arg_max, value, Index(slot));
-      merge_winner<Acc, Index>(negated, arg_min, -value, Index(slot));
+      const Acc value = widen(x[col[slot] * width + f]);
+      merge_winner<Acc>(greatest, arg_max, value, slot);
+      merge_winner<Acc>(negated, arg_min, -value, slot);
     }
     static_cast<Acc*>(fields.max)[f] = greatest;
     static_cast<Acc*>(fields.min)[f] = -negated;
     if (!fields.arg_max) continue;
-    static_cast<Index*>(fields.arg_max)[f] = arg_max;
-    static_cast<Index*>(fields.arg_min)[f] = arg_min;
+    fields.arg_max.set(f, arg_max);
+    fields.arg_min.set(f, arg_min);
   }
 }
 
-template <typename T, typename Index, bool kMoments, bool kExtremes, bool kWithArg>
-void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const void* col_void, int64_t live_edges,
+template <typename T, bool kMoments, bool kExtremes, bool kWithArg, typename Index>
+void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const Index* col, int64_t live_edges,
                     int64_t begin, int64_t end, const MultiFields& fields) {
   using Acc = Accumulate<T>;
   const T* x_all = static_cast<const T*>(x_void);
   const T* x_end = x_all + num_src * width;
-  const Index* col = static_cast<const Index*>(col_void);
   const auto acc = [](void* field) { return static_cast<Acc*>(field); };
-  for_each_block<T, kMostMultiVectors>(width, [&](auto size, int64_t first, int in_last) {
+  for_each_block<T, kMostOf<Index, kMostMultiVectors>>(width, [&](auto size, int64_t first, int in_last) {
     constexpr int kVectors = size.value;
     const Tail<T> tail(in_last, x_end);
     const T* x = x_all + first;
@@ -97,16 +98,16 @@ void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const vo
     }
     if constexpr (kExtremes) {
       if (watch.any() || end - begin > kMostCountedSlots) {
-        extremes_one_by_one<T, Index>(x_all, width, col, begin, end, first, (kVectors - 1) * kWidth<T> + in_last,
-                                      fields);
+        extremes_one_by_one<T>(x_all, width, IndexArray{col, sizeof(Index) == sizeof(int64_t)}, begin, end, first,
+                               (kVectors - 1) * kWidth<T> + in_last, fields);
         return;
       }
       if constexpr (kWithArg) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           const int count = v + 1 < kVectors ? kWidth<T> : in_last;
-          store_winners<Acc>(static_cast<Index*>(fields.arg_max) + first + v * kWidth<T>, arg_max[v], begin, count);
-          store_winners<Acc>(static_cast<Index*>(fields.arg_min) + first + v * kWidth<T>, arg_min[v], begin, count);
+          store_winners<Acc>(fields.arg_max.from(first + v * kWidth<T>), arg_max[v], begin, count);
+          store_winners<Acc>(fields.arg_min.from(first + v * kWidth<T>), arg_min[v], begin, count);
         }
       }
 #pragma GCC unroll 4
@@ -117,18 +118,21 @@ void multi_piece_of(const void* x_void, int64_t num_src, int64_t width, const vo
   });
 }
 
-template <typename T, typename Index>
-void multi_piece(const void* x, int64_t num_src, int64_t width, const void* col, int64_t live_edges, int64_t begin,
-                 int64_t end, const MultiFields& fields) {
-  const auto run = [&](auto piece) { piece(x, num_src, width, col, live_edges, begin, end, fields); };
-  const bool moments = fields.shift != nullptr, extremes = fields.max != nullptr, with_arg = fields.arg_max != nullptr;
-  if (!extremes) {
-    run(moments ? multi_piece_of<T, Index, true, false, false> : multi_piece_of<T, Index, false, false, false>);
-  } else if (!with_arg) {
-    run(moments ? multi_piece_of<T, Index, true, true, false> : multi_piece_of<T, Index, false, true, false>);
-  } else {
-    run(moments ? multi_piece_of<T, Index, true, true, true> : multi_piece_of<T, Index, false, true, true>);
-  }
+template <typename T>
+void multi_piece(const void* x, int64_t num_src, int64_t width, const IndexArray& col, int64_t live_edges,
+                 int64_t begin, int64_t end, const MultiFields& fields) {
+  const bool moments = fields.shift != nullptr, extremes = fields.max != nullptr, with_arg = bool(fields.arg_max);
+  col.with_type([&](const auto* elements) {
+    using Index = std::remove_cvref_t<decltype(*elements)>;
+    const auto run = [&](auto piece) { piece(x, num_src, width, elements, live_edges, begin, end, fields); };
+    if (!extremes) {
+      run(moments ? multi_piece_of<T, true, false, false, Index> : multi_piece_of<T, false, false, false, Index>);
+    } else if (!with_arg) {
+      run(moments ? multi_piece_of<T, true, true, false, Index> : multi_piece_of<T, false, true, false, Index>);
+    } else {
+      run(moments ? multi_piece_of<T, true, true, true, Index> : multi_piece_of<T, false, true, true, Index>);
+    }
+  });
 }
 
 }  // namespace gnnagg::cpu::GNNAGG_LEVEL

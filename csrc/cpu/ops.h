@@ -1,6 +1,7 @@
 // The CPU ops, as they are registered, and what they share: tensors to the plain arguments of kernels.h.
 #pragma once
 
+#include <cstring>
 #include <tuple>
 
 #include "bridge/check.h"
@@ -22,7 +23,16 @@ inline FeatureType feature_type(ScalarType type) {
   }
 }
 
-inline IndexType index_type(ScalarType type) { return type == ScalarType::Long ? kInt64 : kInt32; }
+// Null for a tensor that there is not.
+inline IndexArray index_array(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.scalar_type() == ScalarType::Long};
+}
+inline IndexArray index_array(const OptionalTensor& tensor) {
+  return tensor ? index_array(*tensor) : IndexArray{nullptr, false};
+}
+inline IndexOutput index_output(const Tensor& tensor) {
+  return {tensor.mutable_data_ptr(), tensor.scalar_type() == ScalarType::Long};
+}
 
 // Checks one CSR and its schedule; `splits` may be null.
 inline CsrArgs csr_args(const char* op, const Tensor& rowptr, const Tensor& col, const Tensor& spans,
@@ -30,14 +40,29 @@ inline CsrArgs csr_args(const char* op, const Tensor& rowptr, const Tensor& col,
   const ScalarType index = bridge::check_csr(rowptr, col, op);
   const int64_t num_spans = bridge::check_schedule(spans, index, op);
   if (splits) bridge::check_tensor(*splits, op, "splits", index, {num_spans + 1, 2});
-  return {rowptr.const_data_ptr(), col.const_data_ptr(),
-          spans.const_data_ptr(),  splits ? splits->const_data_ptr() : nullptr,
-          rowptr.numel() - 1,      num_spans};
+  return {index_array(rowptr), index_array(col),
+          index_array(spans),  splits ? index_array(*splits) : IndexArray{nullptr, false},
+          rowptr.numel() - 1,  num_spans};
+}
+
+inline int64_t element_bytes(ScalarType type) {
+  return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
 }
 
 // Bytes of `rows` feature rows of every batch.
 inline int64_t bytes_moved(const bridge::FeatureShape& shape, int64_t rows, ScalarType type) {
-  return shape.batch * rows * shape.width * (type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2);
+  return shape.batch * rows * shape.width * element_bytes(type);
+}
+
+// Slots behind rowptr[R] are removed edges: their rows of `out` [E, ...] become 0.
+inline void clear_removed_edges(const CsrArgs& csr, const IndexArray& perm, int64_t num_edges, Tensor& out) {
+  const int64_t live = csr.rowptr[csr.num_rows];
+  if (live >= num_edges) return;
+  const int64_t bytes = out.numel() / num_edges * element_bytes(out.scalar_type());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  for (int64_t slot = live; slot < num_edges; ++slot) {
+    std::memset(to + (perm ? perm[slot] : slot) * bytes, 0, size_t(bytes));
+  }
 }
 
 // Split rows that the schedule lists.

@@ -1,4 +1,4 @@
-// propagate on the CPU: checks, output, and the hops of propagate_kernel.h, each spans first and then split rows.
+// propagate on the CPU: checks, output, and the hops, each the two phases of aggregate_kernel.h.
 #include <cstring>
 
 #include "cpu/ops.h"
@@ -15,9 +15,9 @@ Tensor propagate(Tensor x, OptionalTensor x0, Tensor rowptr, Tensor col, Tensor 
                  OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor) {
   const bridge::FeatureShape shape(x, kOp, "x");
   const ScalarType type = x.scalar_type(), acc = bridge::accumulate_type(type);
-  PropagateArgs args = {};
-  args.sum.csr = csr_args(kOp, rowptr, col, spans, &splits);
-  const int64_t num_edges = col.numel(), num_rows = args.sum.csr.num_rows, width = shape.width;
+  SumArgs args = {};
+  args.csr = csr_args(kOp, rowptr, col, spans, &splits);
+  const int64_t num_edges = col.numel(), num_rows = args.csr.num_rows, width = shape.width;
   bridge::check_tensor(x, kOp, "x", type, {num_rows, -1});
   if (x0) bridge::check_tensor(*x0, kOp, "x0", type, {num_rows, width});
   if (perm) bridge::check_tensor(*perm, kOp, "perm", rowptr.scalar_type(), {num_edges});
@@ -38,27 +38,26 @@ Tensor propagate(Tensor x, OptionalTensor x0, Tensor rowptr, Tensor col, Tensor 
   };
 
   const int64_t num_splits = count_split_rows(splits);
-  Tensor partials = bridge::empty_like_device(x, {num_splits ? 2 * args.sum.csr.num_spans : 0, width}, acc);
-  args.sum.perm = bridge::read_pointer<void>(perm);
-  args.sum.weight = bridge::read_pointer<void>(weight);
-  args.sum.partials = partials.mutable_data_ptr();
-  args.sum.num_src = num_rows;
-  args.sum.width = width;
-  args.sum.heads = 1;
+  Tensor partials = bridge::empty_like_device(x, {num_splits ? 2 * args.csr.num_spans : 0, width}, acc);
+  args.perm = index_array(perm);
+  args.weight = bridge::read_pointer<void>(weight);
+  args.partials = partials.mutable_data_ptr();
+  args.num_src = num_rows;
+  args.width = width;
+  args.heads = 1;
   args.teleport = teleport;
   if (teleport != 0) args.x0 = (x0 ? *x0 : x).const_data_ptr();
 
   const FeatureType t = feature_type(type);
-  const IndexType i = index_type(rowptr.scalar_type());
   const Kernels& table = kernels();
   const int64_t bytes = bytes_moved(shape, num_edges + num_rows, type);
   for (int64_t hop = 1; hop <= hops; ++hop) {
-    args.sum.x = hop == 1 ? x.const_data_ptr() : place_of(hop - 1);
-    args.sum.out = place_of(hop);
-    bridge::parallel_items(args.sum.csr.num_spans, 1, bytes,
-                           [&](int64_t begin, int64_t end) { table.hop_spans[t][i](args, begin, end); });
+    args.x = hop == 1 ? x.const_data_ptr() : place_of(hop - 1);
+    args.out = place_of(hop);
+    bridge::parallel_items(args.csr.num_spans, 1, bytes,
+                           [&](int64_t begin, int64_t end) { table.sum_spans[t](args, begin, end); });
     bridge::parallel_items(num_splits, 1, bytes_moved(shape, 2 * num_splits, acc),
-                           [&](int64_t begin, int64_t end) { table.hop_combine[t][i](args, begin, end); });
+                           [&](int64_t begin, int64_t end) { table.sum_combine[t](args, begin, end); });
   }
   return out;
 }

@@ -46,12 +46,8 @@ void build(const Tensor& rowptr, int64_t num_spans, Tensor& spans_tensor, Tensor
 }  // namespace
 
 int64_t count_split_rows(const Tensor& splits) {
-  if (splits.scalar_type() == ScalarType::Long) {
-    const int64_t* counts = bridge::read_pointer<int64_t>(splits);
-    return counts[0] + counts[1];
-  }
-  const int32_t* counts = bridge::read_pointer<int32_t>(splits);
-  return int64_t(counts[0]) + int64_t(counts[1]);
+  const IndexArray counts = index_array(splits);
+  return counts[0] + counts[1];
 }
 
 std::tuple<Tensor, Tensor> build_spans(Tensor rowptr, int64_t num_edges, int64_t num_spans) {

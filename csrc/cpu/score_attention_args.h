@@ -13,8 +13,8 @@ constexpr int kScoreLanes = 16;
 // What every pass has.
 struct ScoreArgs {
   CsrArgs csr;            // of the pass: rows are the targets, or for gradients of the sources the sources
-  const void* slot;       // [E] slot in the forward's CSR of each slot; null where csr is that one
-  const void* perm;       // [E] edge id of each slot of the forward's CSR, or null
+  IndexArray slot;        // [E] slot in the forward's CSR of each slot; null where csr is that one
+  IndexArray perm;        // [E] edge id of each slot of the forward's CSR, or null
   const void* edge_attr;  // [E, D], or null
   int64_t num_edges, num_cols, heads, channels, stride, edge_dim, edge_stride;
   DropoutArgs dropout;
@@ -130,14 +130,14 @@ struct ScoreKernels {
   using CombineSoftmax = void (*)(const ScoreArgs&, const SoftmaxRows&, int64_t begin, int64_t end);
   using CombineSums = void (*)(const ScoreArgs&, const SummedRows&, int64_t begin, int64_t end);
 
-  Gatv2 gatv2_spans[kNumFeatureTypes][kNumIndexTypes];
-  Gatv2Rows gatv2_rows[kNumFeatureTypes][kNumIndexTypes];
-  Gatv2Sources gatv2_sources[kNumFeatureTypes][kNumIndexTypes];
-  Dot dot_spans[kNumFeatureTypes][kNumIndexTypes];
-  DotRows dot_rows[kNumFeatureTypes][kNumIndexTypes];
-  DotSources dot_sources[kNumFeatureTypes][kNumIndexTypes];
-  CombineSoftmax combine_softmax[kNumFeatureTypes][kNumIndexTypes];
-  CombineSums combine_sums[kNumFeatureTypes][kNumIndexTypes];
+  Gatv2 gatv2_spans[kNumFeatureTypes];
+  Gatv2Rows gatv2_rows[kNumFeatureTypes];
+  Gatv2Sources gatv2_sources[kNumFeatureTypes];
+  Dot dot_spans[kNumFeatureTypes];
+  DotRows dot_rows[kNumFeatureTypes];
+  DotSources dot_sources[kNumFeatureTypes];
+  CombineSoftmax combine_softmax[kNumFeatureTypes];
+  CombineSums combine_sums[kNumFeatureTypes];
 };
 
 extern const ScoreKernels kScoreBaseline;

@@ -58,7 +58,7 @@ struct ScoreShape {
   ScoreArgs rows(const OptionalTensor& edge_attr, const OptionalTensor& perm, const DropoutArgs& dropout) const {
     ScoreArgs args = {};
     args.csr = csr;
-    args.perm = bridge::read_pointer<void>(perm);
+    args.perm = index_array(perm);
     args.edge_attr = bridge::read_pointer<void>(edge_attr);
     args.num_edges = num_edges;
     args.num_cols = num_src;
@@ -80,7 +80,7 @@ struct ScoreShape {
                     ": t_rowptr must be the transpose's, [", num_src + 1, "], got [", args.csr.num_rows + 1, "]");
     bridge::check_tensor(t_col, op, "t_col", index, {num_edges});
     bridge::check_tensor(t_slot, op, "t_slot", index, {num_edges});
-    args.slot = t_slot.const_data_ptr();
+    args.slot = index_array(t_slot);
     args.num_cols = num_dst;
     return args;
   }

@@ -4,11 +4,8 @@
 #include "cpu/dot_attention_backward_kernel.h"
 #include "cpu/gatv2_attention_backward_kernel.h"
 
-// One row per FeatureType, one column per IndexType.
-#define GNNAGG_BOTH_INDICES(kernel, type) {kernel<type, int32_t>, kernel<type, int64_t>}
-#define GNNAGG_ALL_TYPES(kernel)                                                                               \
-  {GNNAGG_BOTH_INDICES(kernel, float), GNNAGG_BOTH_INDICES(kernel, double), GNNAGG_BOTH_INDICES(kernel, Half), \
-   GNNAGG_BOTH_INDICES(kernel, BFloat16)}
+// One entry per FeatureType.
+#define GNNAGG_ALL_TYPES(kernel) {kernel<float>, kernel<double>, kernel<Half>, kernel<BFloat16>}
 
 namespace gnnagg::cpu::GNNAGG_LEVEL {
 
