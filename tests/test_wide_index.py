@@ -1,4 +1,4 @@
-"""Graphs whose indices are int64, as those of more than 2^31 edges or nodes are: the same bits as with int32."""
+"""Graphs whose indices are int64, as those of more than 2^31 edges or nodes are: on the CPU the same bits as with int32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_zoo import DEVICE, GRAPHS
+from attention_zoo import GRAPHS
 from score_zoo import case, gradients, incoming
 from torch import Tensor
 from zoo import assert_same_bits, features
@@ -27,24 +27,24 @@ def _gat(graph: Graph, edge_dim: int | None, dropout: float) -> Results:
     sizes = {"z": (graph.num_src, 3, 5), "a_src": (graph.num_src, 3), "a_dst": (graph.num_dst, 3)}
     if edge_dim:
         sizes["edge_score"] = (graph.num_edges, 3)
-    leaves = {name: features(*size, device=DEVICE).requires_grad_() for name, size in sizes.items()}
+    leaves = {name: features(*size).requires_grad_() for name, size in sizes.items()}
     out = gnnagg.gat_attention(**leaves, graph=graph, dropout=dropout, seed=7)
-    grads = torch.autograd.grad(out, list(leaves.values()), features(*out.shape, seed=9, device=DEVICE))
+    grads = torch.autograd.grad(out, list(leaves.values()), features(*out.shape, seed=9))
     return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
 def _edge_softmax(graph: Graph) -> Results:
-    score = features(graph.num_edges, 3, device=DEVICE).requires_grad_()
+    score = features(graph.num_edges, 3).requires_grad_()
     alpha = gnnagg.edge_softmax(score, graph)
     return {"alpha": alpha.detach(), "score": torch.autograd.grad(alpha, score, score.detach().square())[0]}
 
 
 def _sums(graph: Graph) -> Results:
     """Sums with and without weights, of one head and of several, extremes, moments, and hops where there are any."""
-    x = features(graph.num_src, 100, device=DEVICE).requires_grad_()
+    x = features(graph.num_src, 100).requires_grad_()
     results: Results = {}
     for heads in (0, 1, 4):
-        weight = features(graph.num_edges, heads, device=DEVICE).squeeze(1) if heads else None
+        weight = features(graph.num_edges, heads).squeeze(1) if heads else None
         results[f"sum, {heads} heads"] = gnnagg.aggregate(x, graph, weight)
     for reduce in ("max", "min", "mean"):
         results[reduce] = gnnagg.aggregate(x, graph, reduce=reduce)
@@ -53,9 +53,7 @@ def _sums(graph: Graph) -> Results:
     if graph.num_src == graph.num_dst:
         results["hops"] = gnnagg.propagate(x, graph, 2, weight=x.new_ones(graph.num_edges), teleport=0.1)
     for name, result in list(results.items()):
-        results[f"d {name}"] = torch.autograd.grad(
-            result, x, features(*result.shape, seed=9, device=DEVICE), retain_graph=True
-        )[0]
+        results[f"d {name}"] = torch.autograd.grad(result, x, features(*result.shape, seed=9), retain_graph=True)[0]
     return results
 
 
@@ -78,7 +76,7 @@ def test_wide_indices_change_no_bit(run: str, name: str, monkeypatch: pytest.Mon
     loops: Any = "remove" if name == "loops" else None
 
     def graph() -> Graph:
-        return Graph.from_edge_index(edges.edge_index.clone().to(DEVICE), edges.size, self_loops=loops)
+        return Graph.from_edge_index(edges.edge_index.clone(), edges.size, self_loops=loops)
 
     narrow = graph()
     for module in ("gnnagg.graph", "gnnagg._csr"):
