@@ -1,4 +1,4 @@
-"""Graphs whose indices are int64, as those of more than 2^31 edges or nodes are: on the CPU the same bits as with int32."""
+"""Graphs with int64 indices, as those of more than 2^31 edges or nodes have: on the CPU the bits of int32."""
 
 from __future__ import annotations
 
