@@ -90,6 +90,7 @@ struct EdgesOfTarget {
   const HeadPlace& place;
   const Group& group;
   int tile;
+  ConstantPacket<Gatv2Score<Acc>, kSize, Acc> constant_packet;
   Acc (&d_weight)[kEdgeDims][kSize];
   Flight flight;
 
@@ -113,7 +114,7 @@ struct EdgesOfTarget {
     for (int u = 0; u < kEdgeBatch; ++u) Vector::unpack(cursor.reducer.of_row, g[u]);
     args.projection.add(slots, from, to, place.features, place.offset, g);
     Acc constant[kSize];
-    constant_of<Gatv2Score<Acc>>(args.constant, place, constant);
+    constant_packet.get(constant);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       const bool counts = u >= from && u < to && place.active;
@@ -179,8 +180,10 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void gatv
     for (int tile = 0; tile < args.tiles.tiles; ++tile) {
       const HeadPlace place(args.tiles, group, tile, kSize);
       Acc d_weight[kEdgeDims][kSize] = {};
-      EdgesOfTarget<T, kBytes, Index> edges{
-          args, {args.keys + place.offset, uint32_t(place.features * sizeof(T))}, place, group, tile, d_weight, {}};
+      EdgesOfTarget<T, kBytes, Index> edges{args,     {args.keys + place.offset, uint32_t(place.features * sizeof(T))},
+                                            place,    group,
+                                            tile,     {args.constant, place},
+                                            d_weight, {}};
       reduce_span(args.table, k, edges, RowPacket<T, kBytes>(args.targets, place));
       if (!place.active) continue;
 #pragma unroll

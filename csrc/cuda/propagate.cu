@@ -136,7 +136,7 @@ Tensor propagate_cuda(const Tensor& x, const OptionalTensor& x0, const Tensor& r
   Tensor other = bridge::empty_like_device(x, {return_all || hops == 1 ? 0 : shape.rows, shape.width}, type);
   Tensor partials = bridge::empty_like_device(x, {2 * csr.num_spans, shape.width}, acc);
   // All hops: hop k writes [k + 1]. Two buffers: the last hop writes the result.
-  bridge::dispatch_widest(x, shape.width, csr.index, {&x, &out}, [&](auto types) {
+  bridge::dispatch_widest(x, shape.width, csr.index, {&x, &out, x0 ? &*x0 : &x}, [&](auto types) {
     using Types = decltype(types);
     using T = typename Types::Element;
     using Index = typename Types::Index;

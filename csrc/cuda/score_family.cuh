@@ -1,8 +1,6 @@
 // The two families of attention whose score is a sum over the channels of a head: what one packet contributes to it, and to its
 // gradients. Everything else of their kernels is shared (scored_attention.cuh, scored_gradient.cuh).
 //
-// What a family has that is the same for every edge is read wherever it is used (constant_of): kept, it takes the registers of a packet.
-//
 // Letters: a is the source's packet, b the target's, c the constant one, all of one head. With kEdgeFeatures b is the target's packet
 // plus the edge's own, W e (edge_features.cuh). With kEdgeTerms an edge may add a number of its own to each head's score.
 #pragma once
@@ -14,16 +12,32 @@
 
 namespace gnnagg {
 
-// A lane's packet of the constant [H * C], whose address allows the loads of Span; 0 where the family has none.
+// A lane's packet of the constant [H * C], whose address allows the loads of Span; 0 where the family has none. A packet of eight is read
+// wherever it is used, from the L1 cache: kept, it spills.
 template <typename Family, int kSize, typename Acc>
-__device__ __forceinline__ void constant_of(const Acc* constant, const HeadPlace& place, Acc (&values)[kSize]) {
-  if constexpr (Family::kConstant) {
-    Span<Acc, kSize>::load(constant + place.offset, values);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) values[i] = Acc(0);
+struct ConstantPacket {
+  static constexpr bool kHeld = kSize <= 4;
+  const Acc* from;
+  Acc held[kHeld ? kSize : 1];
+
+  __device__ __forceinline__ ConstantPacket(const Acc* constant, const HeadPlace& place)
+      : from(Family::kConstant ? constant + place.offset : nullptr), held{} {
+    if constexpr (Family::kConstant && kHeld) Span<Acc, kSize>::load(from, held);
   }
-}
+  __device__ __forceinline__ void get(Acc (&values)[kSize]) const {
+    if constexpr (kHeld || !Family::kConstant) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) values[i] = held[kHeld ? i : 0];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSize; i += 4) {
+        asm volatile("ld.global.ca.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(values[i]), "=f"(values[i + 1]), "=f"(values[i + 2]), "=f"(values[i + 3])
+                     : "l"(from + i));
+      }
+    }
+  }
+};
 
 template <typename Acc>
 struct Gatv2EdgeScore;

@@ -72,6 +72,7 @@ struct ScoredRows {
   PlainRows<T, kBytes, Index> keys, values;
   const HeadPlace& place;
   const Owner& owner;
+  ConstantPacket<Family, kSize, Acc> constant_packet;
   Flight flight;
 
   __device__ __forceinline__ void start(Index, Index, Index) {}
@@ -123,7 +124,7 @@ struct ScoredRows {
       }
     } else {
       Acc target[kTargets][kSize], constant[kSize];
-      constant_of<Family>(args.constant, place, constant);
+      constant_packet.get(constant);
 #pragma unroll
       for (int t = 0; t < kTargets; ++t) Vector::unpack(cursor.reducer.of_row, target[t]);
       if constexpr (kEdges) {
@@ -161,8 +162,13 @@ __global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void scor
   if (args.phases.has(0)) {
     for_each_span(args.table, args.tiles.tiles, group, [&](int64_t k, int64_t tile) {
       const HeadPlace place(args.tiles, group, int(tile), Packet<T, kBytes>::kSize);
-      const ScoredRows<Family, T, kBytes, Index, kOwners, kLong> rows{
-          args, {args.keys + place.offset, row_bytes}, {args.values + place.offset, row_bytes}, place, owner, {}};
+      const ScoredRows<Family, T, kBytes, Index, kOwners, kLong> rows{args,
+                                                                      {args.keys + place.offset, row_bytes},
+                                                                      {args.values + place.offset, row_bytes},
+                                                                      place,
+                                                                      owner,
+                                                                      {args.constant, place},
+                                                                      {}};
       reduce_span(args.table, k, rows, TargetSoftmax<T, kBytes, kOwners>(args.target, place, owner, args.targets));
     });
   }

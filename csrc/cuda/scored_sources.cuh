@@ -77,9 +77,10 @@ struct TargetsOfSource : NumberedTargets<T, kBytes, Index, Args::Family::kEdgeFe
   static constexpr bool kNarrow = kSize == 1;
 
   const Args& args;
+  ConstantPacket<typename Args::Family, kSize, Acc> constant_packet;
 
   __device__ __forceinline__ TargetsOfSource(const Args& all, const HeadPlace& at)
-      : Base(all.targets, all.ds, all.slots, at), args(all) {}
+      : Base(all.targets, all.ds, all.slots, at), args(all), constant_packet(all.constant, at) {}
   template <typename Cursor>
   __device__ __forceinline__ void feed(const typename Base::Batch& batch, int u, Index, Cursor& cursor) const {
     Acc target[kSize];
@@ -105,7 +106,7 @@ struct TargetsOfSource : NumberedTargets<T, kBytes, Index, Args::Family::kEdgeFe
   __device__ __forceinline__ void add(Acc ds, const Acc (&target)[kSize], Cursor& cursor) const {
     Acc key[kSize], constant[kSize];
     Vector::unpack(cursor.reducer.of_row, key);
-    constant_of<typename Args::Family>(args.constant, this->place, constant);
+    constant_packet.get(constant);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       cursor.reducer.state.value[i] += ds * args.family.of_source(key[i], target[i], constant[i]);

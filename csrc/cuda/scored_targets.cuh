@@ -121,6 +121,7 @@ struct KeysOfTarget {
   PlainRows<T, kBytes, Index> keys;
   const HeadPlace& place;
   const Owner& owner;
+  ConstantPacket<Family, kSize, Acc> constant_packet;
   Acc (&d_constant)[kSize];
   Flight flight;
 
@@ -165,7 +166,7 @@ struct KeysOfTarget {
     }
     Acc grad[kSize], constant[kSize];
     if constexpr (!Family::kSeparateValues) Vector::unpack(cursor.reducer.grad_of_row, grad);
-    constant_of<Family>(args.constant, place, constant);
+    constant_packet.get(constant);
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       terms[u] = products[u] = Acc(0);
@@ -238,7 +239,7 @@ struct KeysOfTarget {
       }
     }
     Acc constant[kSize];
-    constant_of<Family>(args.constant, place, constant);
+    constant_packet.get(constant);
     if constexpr (!kEdges)
       Vector::unpack(cursor.reducer.of_row, target[0]);  // again, so as not to keep it through the sums
 #pragma unroll
@@ -285,7 +286,7 @@ __device__ __forceinline__ void walk_keys(const GradientArgs<Family, T, kBytes, 
     const HeadPlace place(args.tiles, group, int(tile), kSize);
     acc_t<T> d_constant[kSize] = {};
     KeysOfTarget<T, kBytes, Index, kOwners, kLong, Args> keys{
-        args, {args.keys + place.offset, row_bytes}, place, owner, d_constant, {}};
+        args, {args.keys + place.offset, row_bytes}, place, owner, {args.constant, place}, d_constant, {}};
     reduce_span(args.table, k, keys, TargetGradient<T, kBytes, Args>(args, place));
     if constexpr (Family::kConstant) {
       if (place.active) Span<acc_t<T>, kSize>::store(args.d_constant + place.row(k), d_constant);
