@@ -26,7 +26,7 @@ from ._registration import being_traced, declare, differentiable
 from ._second_derivatives import second_derivatives
 from .edge_softmax import edge_softmax
 from .graph import Graph
-from .schedule import ATTENTION_THREADS
+from .schedule import GAT_THREADS
 
 __all__ = ["gat_attention"]
 
@@ -120,7 +120,7 @@ def gat_attention(
     negative_slope, dropout = as_number(name, "negative_slope", negative_slope), check_dropout(name, dropout)
     drawn = as_seed(name, seed, dropout, graph.device)
     traced = being_traced()
-    schedule = graph.csr.schedule(row_bytes(features), ATTENTION_THREADS)
+    schedule = graph.csr.schedule(row_bytes(features), GAT_THREADS)
     outputs: tuple[Tensor, ...] = _call(
         graph,
         features,

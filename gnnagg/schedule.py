@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._registration import declare
 
-__all__ = ["ATTENTION_THREADS", "RESIDENT_THREADS", "Schedule", "num_spans"]
+__all__ = ["ATTENTION_THREADS", "GAT_THREADS", "RESIDENT_THREADS", "Schedule", "num_spans"]
 
 # A span is walked by one sub-warp group of lanes, each lane holding 16 bytes of a feature row; a row of more than 512
 # bytes is walked in tiles of at most 32 lanes.
@@ -22,9 +22,10 @@ _MAX_LANES = 32
 # A row weighs as much as this many edges (kRowCost of the span rule).
 _ROW_COST = 2
 # Threads per SM that run at once (csrc/cuda/tuning.h): two blocks of 512 threads; of attention, which needs
-# more registers, two of 256.
+# more registers, two of 256, or for the forward pass of GAT three.
 RESIDENT_THREADS = 1024
 ATTENTION_THREADS = 512
+GAT_THREADS = 768
 # Several spans per group even out the speed differences between SMs on large graphs; short spans cost more in partials
 # and scheduling than they balance.
 _SPANS_PER_GROUP = 8

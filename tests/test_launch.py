@@ -39,3 +39,4 @@ def test_schedules_count_the_threads_that_the_kernels_are_compiled_for() -> None
     assert tuning["kBlockThreads"] * tuning["kBlocksPerSm"] == schedule.RESIDENT_THREADS
     attention = tuning["kAttentionThreads"]
     assert attention * tuning["kAttentionBlocksPerSm"] == schedule.ATTENTION_THREADS
+    assert attention * tuning["kGatBlocksPerSm"] == schedule.GAT_THREADS

@@ -60,7 +60,7 @@ struct GatRows {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   using Owner = EdgeOwner<kOwners>;
-  using Flight = PacketFlight<kBytes, kEdgeBatch>;
+  using Flight = RegisterFlight<kBytes, kEdgeBatch>;
   static constexpr bool kNarrow = Vector::kSize == 1;
   struct Batch {
     typename Flight::Batch packets;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void accumulate(const GatArgs<T, kBytes, Index, kOwne
 }
 
 template <typename T, int kBytes, typename Index, int kOwners, bool kPositive>
-__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocksPerSm) void gat_attention_kernel(
+__global__ __launch_bounds__(kAttentionThreads, kGatBlocksPerSm) void gat_attention_kernel(
     const GatArgs<T, kBytes, Index, kOwners, kPositive> args) {
   const Group group(args.tiles.lanes);
   if (args.phases.has(0)) accumulate(args, group);
@@ -200,9 +200,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_cuda(
                      bridge::write_pointer<acc_t<T>>(partial_positives)};
       args.negative_slope = acc_t<T>(negative_slope);
       const auto* kernel = reinterpret_cast<const void*>(&gat_attention_kernel<T, kBytes, Index, kOwners, kPositive>);
-      constexpr int kSharedBytes = GatRows<T, kBytes, Index, kOwners>::Flight::kSharedBytes;
-      launch_phases(bridge::plan_heads(kernel, args.table, args.tiles, kReducePhases, kSharedBytes), args,
-                    kReducePhases, call.stream);
+      launch_phases(bridge::plan_heads(kernel, args.table, args.tiles), args, kReducePhases, call.stream);
     };
     if (with_positive) {
       launch(std::true_type{});

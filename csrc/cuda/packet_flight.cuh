@@ -54,10 +54,14 @@ struct RingFlight {
   __device__ __forceinline__ void request(const Batch& batch, int item, const void* from) const {
     const uint32_t to = batch.place + uint32_t(item) * kItemBytes;
 #if __CUDA_ARCH__ >= 800
-    // Through the L1 cache, which holds the rows that most edges ask for: past it, all of them would take the bandwidth of L2.
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+    // Past the L1 cache, where 16 bytes allow it: through it the walks over reddit-like graphs took up to 1.6 times as long (H200).
+    if constexpr (kBytes == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+    }
 #else
-    const Raw raw = __ldg(static_cast<const Raw*>(from));
+    const Raw raw = __ldcg(static_cast<const Raw*>(from));
     *static_cast<Raw*>(__cvta_shared_to_generic(to)) = raw;
 #endif
   }
