@@ -22,9 +22,9 @@ DEVICE = os.environ.get("GNNAGG_TEST_DEVICE", "cpu")
 # For gradgradcheck: the reference computes second derivatives, and torch adds by atomics on a GPU.
 SECOND = {"fast_mode": True, "nondet_tol": 0.0 if DEVICE == "cpu" else 1e-9}
 
-# Heads and channels: one wide head, vectors full of heads, odd sizes, one number per head, heads of several vectors and
-# more heads than a kernel treats at once.
-SHAPES = [(1, 64), (8, 8), (3, 5), (1, 1), (5, 1), (2, 33), (70, 2)]
+# Heads and channels: one wide head, vectors full of heads, odd sizes, one number per head, heads of several vectors,
+# more heads than a kernel treats at once, and wide heads of which a group of lanes holds some.
+SHAPES = [(1, 64), (8, 8), (3, 5), (1, 1), (5, 1), (2, 33), (70, 2), (4, 64)]
 
 GRAPHS: dict[str, Edges] = {
     **ZOO,

@@ -21,7 +21,8 @@ from gnnagg._csr import Csr
 from gnnagg.dropout_mask import dropout_mask
 
 LARGE = make(skewed(60_000, 9_000, 21), skewed(60_000, 9_000, 22), 9_000)
-SHAPES = [(1, 64), (8, 8), (3, 5), (2, 260)]  # 4, 2 and 1 owners of a batch's scores; a head of several chunks
+# 4, 2 and 1 owners of a batch's scores; heads of several chunks; a row of several tiles.
+SHAPES = [(1, 64), (8, 8), (3, 5), (2, 260), (4, 64)]
 SEED = 77
 
 
