@@ -10,7 +10,7 @@ from torch import Tensor
 __all__ = ["project"]
 
 # Rows that one partial sum of the matrices' gradient takes. A batched product of so few numbers per head, over all rows
-# at once, runs in as many thread blocks as there are heads (H200, 169 k rows, 4 heads: 6 ms).
+# at once, runs in as many thread blocks as there are heads.
 _ROWS_AT_ONCE = 1024
 
 

@@ -54,7 +54,7 @@ struct RingFlight {
   __device__ __forceinline__ void request(const Batch& batch, int item, const void* from) const {
     const uint32_t to = batch.place + uint32_t(item) * kItemBytes;
 #if __CUDA_ARCH__ >= 800
-    // Past the L1 cache, where 16 bytes allow it: through it the walks over reddit-like graphs took up to 1.6 times as long (H200).
+    // Past the L1 cache, where 16 bytes allow it. H200, gradient of GAT, reddit-like 1x64 fp32: 6.1 ms, and 6.9 through it.
     if constexpr (kBytes == 16) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     } else {
