@@ -83,30 +83,42 @@ class AggregateContender(Contender):
         return forward_and_backward
 
 
-class Gnnagg(AggregateContender):
-    """This project's aggregate, in one launch mode."""
+class Ours(Contender):
+    """This project's side of any contender: the launch mode, the package, and its plan of the case's graph."""
 
     name = "gnnagg"
     rival = False
 
     def __init__(self, mode: Mode = "auto") -> None:
+        super().__init__()
         self.mode = mode
         self._package = load_gnnagg()
         self._plan: Any = None
-        self._op: Op = "sum"
 
-    def prepare(self, case: AggregateCase) -> None:
-        self._op, self._plan = case.op, plan_of(case.graph)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._package.aggregate(x, self._plan, reduce=self._op)
-        return out
+    def prepare(self, case: Any) -> None:
+        super().prepare(case)
+        self._plan = plan_of(case.graph)
 
     def scope(self) -> AbstractContextManager[Any]:
         return launch_scope(self.mode)
 
     def release(self) -> None:
+        super().release()
         self._plan = None
+
+
+class Gnnagg(Ours, AggregateContender):
+    """This project's aggregate."""
+
+    _op: Op = "sum"
+
+    def prepare(self, case: AggregateCase) -> None:
+        super().prepare(case)
+        self._op = case.op
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._package.aggregate(x, self._plan, reduce=self._op)
+        return out
 
 
 def plan_of(graph: GraphData) -> Any:

@@ -6,7 +6,6 @@ A forward case is a training forward: its inputs require gradients, so that what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks import checking
-from benchmarks.aggregate_cases import plan_of
+from benchmarks.aggregate_cases import Ours
 from benchmarks.attention_checks import NEGATIVE_SLOPE, Checked, attention_reference, softmax_reference
 from benchmarks.graphs import GraphData
-from benchmarks.harness import Call, Case, Contender, Direction, Mode, launch_scope, load_gnnagg
+from benchmarks.harness import Call, Case, Contender, Direction
 
 __all__ = ["TOLERANCE", "AttentionCase", "GnnaggAttention", "Problem", "TrainedContender", "shape_of"]
 
@@ -142,20 +141,14 @@ class TrainedContender(Contender):
         return forward_and_backward
 
 
-class GnnaggAttention(TrainedContender):
-    """This project's op, in one launch mode."""
+class GnnaggAttention(Ours, TrainedContender):
+    """This project's op."""
 
-    name = "gnnagg"
-    rival = False
-
-    def __init__(self, mode: Mode = "auto") -> None:
-        self.mode = mode
-        self._package = load_gnnagg()
-        self._plan: Any = None
-        self._op = ""
+    _op = ""
 
     def prepare(self, case: AttentionCase) -> None:
-        self._op, self._plan = case.op, plan_of(case.graph)
+        super().prepare(case)
+        self._op = case.op
 
     def forward(self, *inputs: Tensor) -> Tensor:
         out: Tensor
@@ -168,9 +161,3 @@ class GnnaggAttention(TrainedContender):
         else:
             out = self._package.edge_softmax(*inputs, self._plan)
         return out
-
-    def scope(self) -> AbstractContextManager[Any]:
-        return launch_scope(self.mode)
-
-    def release(self) -> None:
-        self._plan = None

@@ -20,12 +20,22 @@ PYG_TABLE = "PyG eager (kernels table)"
 NOISE = 0.02  # measured, between two runs of one kernel
 
 
+def _counts(row: Row) -> bool:
+    """Whether the row has a ratio, of two right results."""
+    rival = str(row["opponent_verdict"]).startswith(("wrong", "failed"))
+    return bool(row["ratio"]) and not rival and not _is_wrong(row)
+
+
+def _is_wrong(row: Row) -> bool:
+    return str(row["note"] or "").startswith("ours ")
+
+
 def _found(rows: Iterable[Row], **wanted: object) -> dict[str, float]:
     """The ratio of the rows with these fields, by "graph shape"; a callable stands for a condition on the field."""
     return {
         f"{row['graph']} {'x'.join(map(str, row['shape'][1:]))}": row["ratio"]
         for row in rows
-        if row["ratio"] and all(want(row[key]) if callable(want) else row[key] == want for key, want in wanted.items())
+        if _counts(row) and all(want(row[key]) if callable(want) else row[key] == want for key, want in wanted.items())
     }
 
 
@@ -50,7 +60,7 @@ def _right(rows: list[Row]) -> Target:
     for row in rows:
         if row["max_rel_error"] is not None:
             worst[row["dtype"]] = max(worst.get(row["dtype"], 0.0), row["max_rel_error"])
-    wrong = any(str(row["note"] or "").startswith("ours ") for row in rows)
+    wrong = any(_is_wrong(row) for row in rows)
     measured = ", ".join(f"{name} {error:.1e}" for name, error in worst.items())
     return Target(
         "largest scaled error of ours", "tolerance of the dtype", measured or "-", not wrong if rows else None
@@ -59,7 +69,8 @@ def _right(rows: list[Row]) -> Target:
 
 def _time(text: str, goal: float, rows: Iterable[Row], **wanted: object) -> Target:
     """The time in ms of the one row with these fields."""
-    times = [row["time_ms"] for row in rows if all(row[key] == value for key, value in wanted.items())]
+    found = [row for row in rows if not _is_wrong(row) and all(row[key] == value for key, value in wanted.items())]
+    times = [row["time_ms"] for row in found]
     return Target.at_most(f"{text}, ms", goal, min(times, default=None))
 
 

@@ -9,7 +9,6 @@ import copy
 import importlib
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import checking
-from benchmarks.aggregate_cases import plan_of
+from benchmarks.aggregate_cases import Ours
 from benchmarks.attention_cases import TOLERANCE, TrainedContender
 from benchmarks.attention_checks import NEGATIVE_SLOPE
 from benchmarks.attention_opponents import edge_index_of
 from benchmarks.graphs import GraphData
-from benchmarks.harness import Case, Direction, Mode, launch_scope, load_gnnagg
+from benchmarks.harness import Case, Direction
 
 __all__ = ["LAYERS", "GnnaggLayer", "LayerCase", "LayerProblem", "PygLayer"]
 
@@ -154,21 +153,8 @@ class PygLayer(_Layer):
         self._call = None
 
 
-class GnnaggLayer(_Layer):
+class GnnaggLayer(Ours, _Layer):
     """This project's ops between the same linear layers."""
-
-    name = "gnnagg"
-    rival = False
-
-    def __init__(self, mode: Mode = "auto") -> None:
-        super().__init__()
-        self.mode = mode
-        self._package = load_gnnagg()
-        self._plan: Any = None
-
-    def prepare(self, case: LayerCase) -> None:
-        super().prepare(case)
-        self._plan = plan_of(case.graph)
 
     def layer(self, x: Tensor) -> Tensor:
         assert self._problem is not None
@@ -199,10 +185,3 @@ class GnnaggLayer(_Layer):
         out: Tensor = self._package.dot_attention(query, key, value, self._plan)
         out = out.flatten(1) + layer.lin_skip(x)
         return out
-
-    def scope(self) -> AbstractContextManager[Any]:
-        return launch_scope(self.mode)
-
-    def release(self) -> None:
-        super().release()
-        self._plan = None

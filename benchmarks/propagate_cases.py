@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import checking
-from benchmarks.aggregate_cases import plan_of
+from benchmarks.aggregate_cases import Ours
 from benchmarks.attention_cases import TrainedContender
 from benchmarks.attention_opponents import edge_index_of
 from benchmarks.graphs import GraphData
-from benchmarks.harness import Case, Direction, Mode, launch_scope, load_gnnagg
+from benchmarks.harness import Case, Direction
 
 __all__ = ["HopByHop", "OneCall", "PropagateCase", "PropagateProblem", "PygAppnp"]
 
@@ -91,33 +90,13 @@ class _Hops(TrainedContender):
         self._problem = None
 
 
-class OneCall(_Hops):
-    """This project's propagate, in one launch mode."""
-
-    name = "gnnagg"
-    rival = False
-
-    def __init__(self, mode: Mode = "auto") -> None:
-        super().__init__()
-        self.mode = mode
-        self._package = load_gnnagg()
-        self._plan: Any = None
-
-    def prepare(self, case: PropagateCase) -> None:
-        super().prepare(case)
-        self._plan = plan_of(case.graph)
+class OneCall(Ours, _Hops):
+    """This project's propagate."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         weight, teleport = self.problem.weight, self.problem.teleport
         out: Tensor = self._package.propagate(*inputs, self._plan, self.problem.hops, weight=weight, teleport=teleport)
         return out
-
-    def scope(self) -> AbstractContextManager[Any]:
-        return launch_scope(self.mode)
-
-    def release(self) -> None:
-        super().release()
-        self._plan = None
 
 
 class HopByHop(OneCall):

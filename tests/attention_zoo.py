@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from zoo import STORE_EPS, ZOO, Edges, accumulate, ids, make
+from zoo import STORE_EPS, ZOO, Edges, accumulate, assert_same_bits, ids, make, seeded
 
 from gnnagg import Graph, reference
 
@@ -159,3 +159,28 @@ def check_compiled_with_a_raw_edge_index(
             results.append([out, alpha, *torch.autograd.grad(loss, leaves)])
         for got, want in zip(*results, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)  # float32; schedules may differ
+
+
+def check_order_of_edges(
+    edges: Edges, arguments: dict[str, Any], per_edge: str, gradients: Callable[[dict[str, Any]], dict[str, Tensor]]
+) -> None:
+    """Shuffled edges change nothing but rounding; a shuffle that leaves every row's order changes no bit.
+
+    ``arguments[per_edge]`` and its gradient are in the order of the edges.
+    """
+    edge_index = edges.edge_index.to(DEVICE)
+    plain = gradients(arguments)
+    shuffle = torch.randperm(edge_index.size(1), generator=seeded(1)).to(DEVICE)
+    by_target = edge_index[1].argsort(stable=True)
+    for order, same_bits in ((shuffle, False), (by_target, True)):
+        moved = {
+            **arguments,
+            "graph": Graph.from_edge_index(edge_index[:, order].contiguous(), edges.size),
+            per_edge: arguments[per_edge][order],
+        }
+        for key, value in gradients(moved).items():
+            want = plain[key][order] if key == per_edge else plain[key]
+            if same_bits:
+                assert_same_bits(value, want)
+            else:
+                torch.testing.assert_close(value, want, rtol=1e-4, atol=2e-4)  # float32 sums in another order

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import (  # noqa: E402
     aggregate_targets,
     attention_checks,
+    attention_targets,
     bench_aggregate,
     bench_attention,
     checking,
@@ -293,6 +295,47 @@ def needs(function: str) -> None:
         pytest.skip(f"gnnagg has no {function}")
     if not gnnagg._native.available("cpu"):
         pytest.skip("the CPU library is not built")
+
+
+def attention_row(op: str, graph: str, shape: tuple[int, ...], **more: Any) -> results.Row:
+    fields = {"op": op, "graph": graph, "shape": [10, *shape], "dtype": "fp32", "direction": "fwd+bwd", "mode": "auto"}
+    return results.blank_row(**{**fields, "time_ms": 1.0, "max_rel_error": 1e-6, "opponent_verdict": "ok", **more})
+
+
+def target(targets: Sequence[results.Target], text: str) -> results.Target:
+    return next(each for each in targets if each.text.startswith(text))
+
+
+def test_attention_targets_take_right_results_only() -> None:
+    rows = [
+        attention_row("gat", "arxiv", (1, 64), opponent="PyG eager", ratio=30.0),
+        attention_row("gat", "arxiv", (4, 32), opponent="PyG eager", ratio=90.0, note="ours wrong"),
+        attention_row("gat", "arxiv", (8, 8), opponent="PyG eager", ratio=90.0, opponent_verdict="wrong"),
+    ]
+    targets = attention_targets.targets_pyg(rows)
+    assert target(targets, "gat arxiv fwd+bwd vs PyG eager").measured == "30"
+    assert target(targets, "largest scaled error").met is False
+
+
+def test_hubs_have_goals_of_their_own() -> None:
+    opponent = {"opponent": "turbo-gnn (kernels table)"}
+    rows = [attention_row("gatv2", graph, (1, 64), ratio=3.0, **opponent) for graph in ("arxiv", "reddit", "hub")]
+    targets = attention_targets.targets_published(rows)
+    text = "gatv2 fwd+bwd fp32 vs turbo-gnn (kernels table)"
+    assert target(targets, f"{text}, geomean").met is True
+    assert target(targets, f"{text}, every cell").met is True
+    assert target(targets, f"{text}, hub").met is False
+
+
+def test_targets_of_times_and_memory() -> None:
+    products = [attention_row("gat", "products", (4, 64), time_ms=79.0)]
+    assert target(attention_targets.targets_published(products), "gat products 4x64 fwd+bwd fp32").met is True
+    peaks = {"opponent": "PyG eager", "ratio": 40.0, "opponent_peak_bytes": 28 * 2**30}
+    rows = [attention_row("gat", "arxiv", (1, 64), peak_bytes=2 * 2**30, **peaks)]
+    rows.append(attention_row("gat", "reddit", (1, 64), peak_bytes=2 * 2**30, **peaks))
+    targets = attention_targets.targets_pyg(rows)
+    assert target(targets, "gat arxiv fwd+bwd: PyG's memory / ours").met is False  # 14 times, of 15
+    assert target(targets, "gat reddit 1x64 fwd+bwd, GiB").met is False
 
 
 def attention_problem(op: str, name: str = "arxiv", dtype: torch.dtype = torch.float64) -> Problem:

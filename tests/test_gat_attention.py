@@ -19,6 +19,7 @@ from attention_zoo import (
     TensorRecorder,
     assert_within,
     check_compiled_with_a_raw_edge_index,
+    check_order_of_edges,
     exact_mask,
     largest_allocation,
     magnitudes,
@@ -376,28 +377,10 @@ def test_as_pyg_gat_conv(loops: bool, edge_dim: int | None) -> None:
 
 @pytest.mark.parametrize("name", ["power_law", "big_hub", "bipartite"])
 def test_order_of_the_edges(name: str) -> None:
-    """Shuffled edges change nothing but rounding; a shuffle that leaves every row's order changes no bit."""
     edges = GRAPHS[name]
-    edge_index = edges.edge_index.to(DEVICE)
-    count = edge_index.size(1)
     arguments = case(edges.graph(DEVICE), (3, 5), edge=True)
     grad = features(edges.num_dst, 3, 5, seed=99, device=DEVICE)
-    plain = gradients(gat_attention, arguments, grad)
-    shuffle = torch.randperm(count, generator=seeded(1)).to(DEVICE)
-    by_target = edge_index[1].argsort(stable=True)
-    for order, same_bits in ((shuffle, False), (by_target, True)):
-        moved = {
-            **arguments,
-            "graph": Graph.from_edge_index(edge_index[:, order].contiguous(), edges.size),
-            "edge_score": arguments["edge_score"][order],
-        }
-        got = gradients(gat_attention, moved, grad)
-        for key, value in got.items():
-            want = plain[key][order] if key == "edge_score" else plain[key]
-            if same_bits:
-                assert_same_bits(value, want)
-            else:
-                torch.testing.assert_close(value, want, rtol=1e-4, atol=1e-4)
+    check_order_of_edges(edges, arguments, "edge_score", lambda given: gradients(gat_attention, given, grad))
 
 
 def _everything(name: str, shape: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:

@@ -15,12 +15,13 @@ from attention_zoo import (
     TensorRecorder,
     assert_within,
     check_compiled_with_a_raw_edge_index,
+    check_order_of_edges,
     largest_allocation,
     saved_bytes,
 )
 from score_zoo import EDGE_DIMS, OPS, Case, case, check, expect, gradients, incoming, set_level
 from torch import Tensor
-from zoo import DTYPES, STORE_EPS, assert_same_bits, features, seeded
+from zoo import DTYPES, STORE_EPS, assert_same_bits, features
 
 from gnnagg import Graph, dot_attention, gatv2_attention, reference
 
@@ -233,26 +234,10 @@ def test_alpha_in_every_dtype(op: Op, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["power_law", "big_hub", "bipartite"])
 def test_order_of_the_edges(op: Op, name: str) -> None:
-    """Shuffled edges change nothing but rounding; a shuffle that leaves every row's order changes no bit."""
     edges = GRAPHS[name]
-    edge_index = edges.edge_index.to(DEVICE)
     arguments = case(op, edges.graph(DEVICE), (3, 5), edge_dim=2)
     grad = incoming(arguments)
-    plain = gradients(op, arguments, grad)
-    shuffle = torch.randperm(edge_index.size(1), generator=seeded(1)).to(DEVICE)
-    by_target = edge_index[1].argsort(stable=True)
-    for order, same_bits in ((shuffle, False), (by_target, True)):
-        moved = {
-            **arguments,
-            "graph": Graph.from_edge_index(edge_index[:, order].contiguous(), edges.size),
-            "edge_attr": arguments["edge_attr"][order],
-        }
-        for key, value in gradients(op, moved, grad).items():
-            want = plain[key][order] if key == "edge_attr" else plain[key]
-            if same_bits:
-                assert_same_bits(value, want)
-            else:
-                torch.testing.assert_close(value, want, rtol=1e-4, atol=2e-4)
+    check_order_of_edges(edges, arguments, "edge_attr", lambda given: gradients(op, given, grad))
 
 
 def _gatv2_everything(name: str, shape: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:

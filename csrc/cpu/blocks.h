@@ -11,8 +11,8 @@ namespace gnnagg::cpu::GNNAGG_LEVEL {
 constexpr int64_t kPrefetchSlots = 16;
 constexpr int64_t kCacheLine = 64;
 
-// Greatest size of blocks of kernels whose loop over slots is compiled for either width of indices. A graph that needs
-// int64_t lies in memory far larger than any cache, which hides what smaller blocks cost: they are less code.
+// Greatest size of blocks of kernels whose loop over slots is compiled for either width of indices: small ones for
+// int64_t, which few graphs need, because they are less code. What that costs wide rows there was not timed.
 template <typename Index, int kMost>
 constexpr int kMostOf = sizeof(Index) == sizeof(int32_t) || kMost < 2 ? kMost : 2;
 

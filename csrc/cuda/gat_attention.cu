@@ -61,7 +61,6 @@ struct GatRows {
   using Acc = acc_t<T>;
   using Owner = EdgeOwner<kOwners>;
   using Flight = RegisterFlight<kBytes, kEdgeBatch>;
-  static constexpr bool kNarrow = Vector::kSize == 1;
   struct Batch {
     typename Flight::Batch packets;
     Acc score[Owner::kOwned];  // the source's and the edge's share
@@ -80,11 +79,7 @@ struct GatRows {
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
-    flight.begin(batch.packets);
-#pragma unroll
-    for (int u = 0; u < kEdgeBatch; ++u) {
-      if (inside<kWhole>(Index(slot + u), begin, end)) flight.request(batch.packets, u, rows.row(ids[u]));
-    }
+    request_rows<kWhole>(flight, batch.packets, rows, slot, begin, end, ids);
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
       const Index mine = slot + owner.edge(o);

@@ -78,7 +78,6 @@ struct EdgesOfTarget {
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kNarrow = kSize == 1;
   using Flight = PacketFlight<kBytes, kEdgeBatch>;
   struct Batch {
     typename Flight::Batch packets;

@@ -85,6 +85,12 @@ struct EdgeOwner {
         base(group.lane / tiles.packets * tiles.packets) {}
 
   __device__ __forceinline__ int edge(int o) const { return o * kOwners + own; }
+  // Whether its o-th edge is one of [from, to) of the batch.
+  __device__ __forceinline__ bool has(int o, int from, int to) const { return edge(o) >= from && edge(o) < to; }
+  // Whether this lane, of all that own that edge, writes what a head and edge has one of.
+  __device__ __forceinline__ bool writes(const HeadPlace& place, int o, int from, int to) const {
+    return has(o, from, to) && place.active && place.first_chunk && place.in_head < kOwners;
+  }
   // The value of this lane's o-th edge, of a batch that every lane has.
   template <typename Value>
   __device__ __forceinline__ Value pick(const Value (&batch)[kEdgeBatch], int o) const {

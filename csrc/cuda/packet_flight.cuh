@@ -1,8 +1,8 @@
 // Packets of feature rows between the request for a batch of edges and its use: in registers, or on their way into shared memory.
 //
 // A packet in registers takes four of them, so kernels with much state of their own have one batch there and wait for it. cp.async takes
-// none: it copies 16 bytes, or 8, from memory to a place in shared memory. Every thread has places of its own, one for each
-// packet of kAhead + 1 batches, and neither writes nor reads another's; so it waits for its own copies alone, and there is no barrier.
+// none: it copies 16 bytes, or 8, from memory to a place in shared memory. Every thread has places of its own, one for each packet of
+// kAhead + 1 batches, and neither writes nor reads another's; so it waits for its own copies alone, and there is no barrier.
 #pragma once
 
 #include <type_traits>
@@ -97,6 +97,17 @@ struct RingFlight {
     return uint32_t(__cvta_generic_to_shared(ring)) + threadIdx.x * kBytes;
   }
 };
+
+// Requests the packets of a batch's edges as its items 0, 1, ... `rows` is a PlainRows.
+template <bool kWhole, typename Flight, typename Rows, typename Index>
+__device__ __forceinline__ void request_rows(Flight& flight, typename Flight::Batch& packets, const Rows& rows,
+                                             Index slot, Index begin, Index end, const Index (&ids)[kEdgeBatch]) {
+  flight.begin(packets);
+#pragma unroll
+  for (int u = 0; u < kEdgeBatch; ++u) {
+    if (inside<kWhole>(Index(slot + u), begin, end)) flight.request(packets, u, rows.row(ids[u]));
+  }
+}
 
 template <int kBytes, int kItems>
 using PacketFlight =

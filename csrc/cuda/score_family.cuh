@@ -12,11 +12,12 @@
 
 namespace gnnagg {
 
-// A lane's packet of the constant [H * C], whose address allows the loads of Span; 0 where the family has none. A packet of eight is read
-// wherever it is used, from the L1 cache: kept, it spills.
+// A lane's packet of the constant [H * C], whose address allows the loads of Span; 0 where the family has none. One of more than
+// kMostHeld values is read wherever it is used, from the L1 cache: kept, it spills.
 template <typename Family, int kSize, typename Acc>
 struct ConstantPacket {
-  static constexpr bool kHeld = kSize <= 4;
+  static constexpr int kMostHeld = 4;
+  static constexpr bool kHeld = kSize <= kMostHeld;
   const Acc* from;
   Acc held[kHeld ? kSize : 1];
 
@@ -45,12 +46,11 @@ struct Gatv2EdgeScore;
 // gatv2_attention: sum of att * LeakyReLU(l + r); the values are l itself.
 template <typename Acc>
 struct Gatv2Score {
-  using Rare =
-      Gatv2EdgeScore<Acc>;  // what double and 64-bit indices are compiled for: no edge features are a case of theirs
+  using Rare = Gatv2EdgeScore<Acc>;
   static constexpr bool kSeparateValues = false;
   static constexpr bool kConstant = true;  // att, which has a gradient
   static constexpr bool kEdgeFeatures = false;
-  static constexpr int kMostValues = kLaneBytes;  // of a packet
+  static constexpr int kMostValues = kLaneBytes;  // of a packet: as many as a load has room for
   static constexpr bool kEdgeTerms = false;
   Acc negative_slope;
 
@@ -79,7 +79,7 @@ struct DotScore {
   static constexpr bool kSeparateValues = true;
   static constexpr bool kConstant = false;
   static constexpr bool kEdgeFeatures = false;
-  static constexpr int kMostValues = kLaneBytes;  // of a packet
+  static constexpr int kMostValues = kLaneBytes;  // of a packet: as many as a load has room for
   static constexpr bool kEdgeTerms = true;
   Acc factor;
 
@@ -90,7 +90,7 @@ struct DotScore {
   __device__ __forceinline__ Acc scale() const { return factor; }
 };
 
-// What a kernel is compiled for.
+// What a kernel is compiled for: with double, and with 64-bit indices, Rare, of which the family is a special case. Fewer kernels.
 template <typename Family, typename T, typename Index>
 using FamilyOf =
     std::conditional_t<std::is_same_v<T, double> || std::is_same_v<Index, int64_t>, typename Family::Rare, Family>;

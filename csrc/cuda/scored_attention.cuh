@@ -58,7 +58,6 @@ struct ScoredRows {
   using Owner = EdgeOwner<kOwners>;
   using Raw = typename Vector::Raw;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kNarrow = kSize == 1;
   static constexpr int kValue = Family::kSeparateValues ? kEdgeBatch : 0;  // the first value among the packets
   static constexpr bool kEdges = Family::kEdgeFeatures;
   static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
@@ -97,13 +96,12 @@ struct ScoredRows {
   }
   // Adds the terms of the edges that this lane owns to their scores, and leaves the sums beside them: one lane of each head does.
   __device__ __forceinline__ void add_edge_terms(Index slot, int from, int to, Acc (&score)[Owner::kOwned]) const {
-    const bool leaves = place.active && place.first_chunk && place.in_head < kOwners;
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
-      if (owner.edge(o) < from || owner.edge(o) >= to) continue;
+      if (!owner.has(o, from, to)) continue;
       const int64_t at = place.score(slot + owner.edge(o));
       score[o] += __ldcg(args.edge_terms + at);
-      if (leaves) __stcg(args.edge_scores + at, score[o]);
+      if (owner.writes(place, o, from, to)) __stcg(args.edge_scores + at, score[o]);
     }
   }
   template <typename Cursor>

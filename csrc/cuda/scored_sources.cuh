@@ -74,7 +74,6 @@ struct TargetsOfSource : NumberedTargets<T, kBytes, Index, Args::Family::kEdgeFe
   using Vector = Packet<T, kBytes>;
   using Acc = acc_t<T>;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kNarrow = kSize == 1;
 
   const Args& args;
   ConstantPacket<typename Args::Family, kSize, Acc> constant_packet;

@@ -9,13 +9,6 @@
 
 namespace gnnagg {
 
-// Which lane of a head leaves a number of an edge and head of edges [from, to) of a batch: the first of those that own it.
-template <typename Owner>
-__device__ __forceinline__ bool leaves(const HeadPlace& place, const Owner& owner, int o, int from, int to) {
-  return owner.edge(o) >= from && owner.edge(o) < to && place.active && place.first_chunk &&
-         place.in_head < kEdgeBatch / Owner::kOwned;
-}
-
 // A Source: values of the edges, whose products with dO are left by edge and head.
 template <typename T, int kBytes, typename Index, int kOwners, bool kLong, typename Args>
 struct ValuesOfTarget {
@@ -24,7 +17,6 @@ struct ValuesOfTarget {
   using Owner = EdgeOwner<kOwners>;
   using Flight = PacketFlight<kBytes, kEdgeBatch>;
   static constexpr int kSize = Vector::kSize;
-  static constexpr bool kNarrow = kSize == 1;
   struct Batch {
     typename Flight::Batch packets;
   };
@@ -39,11 +31,7 @@ struct ValuesOfTarget {
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
-    flight.begin(batch.packets);
-#pragma unroll
-    for (int u = 0; u < kEdgeBatch; ++u) {
-      if (inside<kWhole>(Index(slot + u), begin, end)) flight.request(batch.packets, u, values.row(ids[u]));
-    }
+    request_rows<kWhole>(flight, batch.packets, values, slot, begin, end, ids);
   }
   template <typename Cursor>
   __device__ __forceinline__ void feed_segment(const Batch& batch, Index slot, int from, int to, Cursor& cursor) const {
@@ -68,7 +56,7 @@ struct ValuesOfTarget {
     owner.sum_of_head(products, args.tiles, dot);
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
-      if (leaves(place, owner, o, from, to)) __stcg(args.dots + place.score(slot + owner.edge(o)), dot[o]);
+      if (owner.writes(place, o, from, to)) __stcg(args.dots + place.score(slot + owner.edge(o)), dot[o]);
     }
   }
 };
@@ -108,7 +96,6 @@ struct KeysOfTarget {
   using Owner = EdgeOwner<kOwners>;
   using Flight = PacketFlight<kBytes, kEdgeBatch>;
   static constexpr int kSize = Vector::kSize, kOwned = Owner::kOwned;
-  static constexpr bool kNarrow = kSize == 1;
   static constexpr bool kEdges = Family::kEdgeFeatures;
   static constexpr int kTargets = kEdges ? kEdgeBatch : 1;  // packets of the target, one for every edge with W e
   struct Batch {
@@ -129,11 +116,7 @@ struct KeysOfTarget {
   template <bool kWhole>
   __device__ __forceinline__ void request(Batch& batch, Index slot, Index begin, Index end,
                                           const Index (&ids)[kEdgeBatch]) {
-    flight.begin(batch.packets);
-#pragma unroll
-    for (int u = 0; u < kEdgeBatch; ++u) {
-      if (inside<kWhole>(Index(slot + u), begin, end)) flight.request(batch.packets, u, keys.row(ids[u]));
-    }
+    request_rows<kWhole>(flight, batch.packets, keys, slot, begin, end, ids);
 #pragma unroll
     for (int o = 0; o < kOwned; ++o) {
       const Index mine = slot + owner.edge(o);
@@ -206,7 +189,7 @@ struct KeysOfTarget {
                                                  Acc (&dot)[kOwned]) const {
 #pragma unroll
     for (int o = 0; o < kOwned; ++o) {
-      if (owner.edge(o) < from || owner.edge(o) >= to) continue;
+      if (!owner.has(o, from, to)) continue;
       const int64_t at = place.score(slot + owner.edge(o));
       shift[o] -= __ldcg(args.edge_terms + at);
       dot[o] += __ldcg(args.edge_dots + at);
@@ -232,7 +215,7 @@ struct KeysOfTarget {
     for (int o = 0; o < kOwned; ++o) {
       const Acc alpha = Exponent<Acc>::exp(score[o] * (args.family.scale() * Exponent<Acc>::kScale) - shift[o]);
       scaled_ds[o] = alpha * (dot[o] * batch.factor[o] - cursor.reducer.record[1]) * args.family.scale();
-      if (leaves(place, owner, o, from, to)) {
+      if (owner.writes(place, o, from, to)) {
         const int64_t at = place.score(slot + owner.edge(o));
         __stcg(args.weights + at, alpha * batch.factor[o]);
         __stcg(args.ds + at, scaled_ds[o]);
@@ -240,8 +223,7 @@ struct KeysOfTarget {
     }
     Acc constant[kSize];
     constant_packet.get(constant);
-    if constexpr (!kEdges)
-      Vector::unpack(cursor.reducer.of_row, target[0]);  // again, so as not to keep it through the sums
+    if constexpr (!kEdges) Vector::unpack(cursor.reducer.of_row, target[0]);  // again: it was not kept through the sums
 #pragma unroll
     for (int u = 0; u < kEdgeBatch; ++u) {
       if (u < from || u >= to) continue;

@@ -65,7 +65,7 @@ struct SoftmaxReducer {
     Acc most = SoftmaxLimits<Acc>::kLowestScore;
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
-      if (has(from, to, o)) most = greater(score[o], most);
+      if (owner.has(o, from, to)) most = greater(score[o], most);
     }
     state.softmax.raise(owner.greatest_of_owners(most), [&](Acc shrink) {
       state.positive_sum *= shrink;
@@ -77,7 +77,7 @@ struct SoftmaxReducer {
     Acc share[Owner::kOwned];  // with kPositive negated where the score is not positive
 #pragma unroll
     for (int o = 0; o < Owner::kOwned; ++o) {
-      const Acc weight = has(from, to, o) ? Exponent<Acc>::exp(score[o] - state.softmax.greatest) : Acc(0);
+      const Acc weight = owner.has(o, from, to) ? Exponent<Acc>::exp(score[o] - state.softmax.greatest) : Acc(0);
       state.softmax.sum += weight;
       share[o] = weight * factor[o];
       if constexpr (kPositive) {
@@ -159,9 +159,6 @@ struct SoftmaxReducer {
   }
 
  private:
-  __device__ __forceinline__ bool has(int from, int to, int o) const {
-    return owner.edge(o) >= from && owner.edge(o) < to;
-  }
   __device__ __forceinline__ Acc sum_of_positive() const {
     return kPositive ? owner.sum_of_owners(state.positive_sum) : Acc(0);
   }

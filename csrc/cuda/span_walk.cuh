@@ -178,9 +178,9 @@ __device__ __forceinline__ void feed_row(const Source& source, const typename So
   }
 }
 
-// Whole batches have code of their own, but where it would be much of it for loads that are narrow anyway.
+// Whole batches have code of their own, unless the code is large, as with segments, and loads of single elements gain little from it.
 template <typename Source>
-concept Narrow = Source::kNarrow;
+concept Narrow = Source::Vector::kSize == 1;
 template <typename Source, typename Cursor>
 constexpr bool kTellsWholeBatches = !(FeedsSegments<Source, Cursor> && Narrow<Source>);
 

@@ -23,8 +23,8 @@ constexpr int kGatBlocksPerSm = 3;
 // Of the kernels whose edges carry single numbers.
 constexpr int kEdgeBlocksPerSm = 4;
 
-// Shared memory of a block for packets in flight (packet_flight.cuh): two blocks an SM fit on every GPU since Ampere's first, one on the
-// others; and how many batches it holds at most beside the one in use.
+// Shared memory of a block for packets in flight (packet_flight.cuh), and how many batches it holds at most beside the one in use. Two
+// blocks an SM fit where it has 164 KB or more (A100, H100), and one where it has 100.
 constexpr int kRingBytes = 72 * 1024;
 constexpr int kMostAhead = 2;
 
